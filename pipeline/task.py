@@ -150,13 +150,14 @@ class RewardFile(ExitCode, frozen=True, kw_only=True, tag="reward_file"):
 
 class SwebenchLog(Message, frozen=True, kw_only=True, tag="swebench_log"):
     """The swebench package's own resolution rule decides, from the eval script's log, which one of its parsers reads or one of
-    multi-swe-bench's.
+    multi-swe-bench's or swesmith's.
 
     The script applies its own test patch, as the official harness renders it.
     """
 
     eval_script: str
-    # A name in the swebench package's registry, e.g. "parse_log_pytest", or "multi_swe_bench:ORG/REPO", a class of that package.
+    # A name in the swebench package's registry, e.g. "parse_log_pytest"; or "multi_swe_bench:ORG/REPO", a class of that package; or
+    # "swesmith:OWNER__REPO.COMMIT", a profile of that package.
     log_parser: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]

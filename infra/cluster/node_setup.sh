@@ -132,7 +132,7 @@ program_files() { (cd "$source_dir" && find constraints.txt pyproject.toml infra
 install_program() {
     local fingerprint extras=(base) no_deps=()
     if has_role worker || has_role judge; then extras+=(workers); fi
-    if has_role worker; then no_deps+=(swebench multi-swe-bench); fi
+    if has_role worker; then no_deps+=(swebench multi-swe-bench swesmith); fi
     if has_role router; then extras+=(serving); fi
     if has_role engine; then extras+=(sglang); fi
     fingerprint=$( (printf '%s\n' "${roles[*]} ${extras[*]}" && cd "$source_dir" && program_files | tr '\n' '\0' | xargs -0 sha256sum) | sha256sum)

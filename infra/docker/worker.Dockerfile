@@ -5,7 +5,7 @@ FROM ${BASE_IMAGE} AS packages
 COPY constraints.txt pyproject.toml /build/
 COPY infra/setup /build/infra/setup
 COPY infra/docker /build/infra/docker
-RUN sh /build/infra/docker/install.sh base,workers '' 'swebench multi-swe-bench'
+RUN sh /build/infra/docker/install.sh base,workers '' 'swebench multi-swe-bench swesmith'
 
 FROM ${BASE_IMAGE}
 COPY --from=packages /opt/swerve /opt/swerve

@@ -63,7 +63,7 @@ def test_the_module_that_lacks_a_package_may_name_the_fix() -> None:
 
 
 # Packages whose own metadata is not used, and that a worker's grader imports.
-OF_GRADERS = {"swebench": "swebench", "multi_swe_bench": "multi-swe-bench"}
+OF_GRADERS = {"swebench": "swebench", "multi_swe_bench": "multi-swe-bench", "swesmith": "swesmith"}
 
 
 @pytest.mark.parametrize("package", OF_GRADERS)

@@ -1,43 +1,23 @@
 """The only module that knows the multi-swe-bench package (1.1): for each repository it has a class with the name of the image, the script
-that runs the tests, and the parser of their log.
-
-An ordinary import of the package loads 2,000 modules, one for each repository. Empty modules with the real paths of its packages replace
-them, so that the module of a single repository can be imported.
+that runs the tests, and the parser of their log. Each class is in a module of its own.
 """
 
 import contextlib
 import functools
-import importlib.util
+import importlib
 import io
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from workers.grading.packages import NotInPackage, root_of, stand_in
 
 PREFIX = "multi_swe_bench:"  # of the names of its parsers in tasks
 _PACKAGE = "multi_swe_bench"
 _TEST_RUN = "test-run.sh"  # the file that applies the hidden tests and runs the tests
-
-
-def _installed() -> Path:
-    """The directory of the package. Raises ModuleNotFoundError."""
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or found.submodule_search_locations is None:
-        fix = (
-            "pip install --no-deps 'multi-swe-bench>=1.1,<2' (what it requires by itself is not needed here)"
-        )
-        raise ModuleNotFoundError(f"multi_swe_bench is not installed: {fix}", name=_PACKAGE)
-    return Path(found.submodule_search_locations[0])
-
-
-_ROOT = _installed()
-
-
-class NotInPackage(ValueError):
-    """The package has no class for a repository, or one that fails or has no script that runs the hidden tests."""
+_ROOT = root_of(_PACKAGE, "multi-swe-bench>=1.1,<2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +44,12 @@ def environment(org: str, repo: str, number: int, registered: str) -> Environmen
     return Environment(image.image_full_name(), scripts[0])
 
 
-def parsed(log_parser: str, number: int, log: str) -> dict[str, str]:
-    """Status by name, as the parser of the name `log_parser`, "multi_swe_bench:ORG/REPO", reads the log of a pull request. Raises
-    NotInPackage.
+def parsed(log_parser: str, version: str, log: str) -> dict[str, str]:
+    """Status by name, as the parser of the name `log_parser`, "multi_swe_bench:ORG/REPO", reads the log of the pull request
+    whose number is `version`. Raises NotInPackage.
     """
     org, _, registered = log_parser.removeprefix(PREFIX).partition("/")
-    return _read(_instance(org, registered, number, registered), log)
+    return _read(_instance(org, registered, int(version), registered), log)
 
 
 def is_parser(log_parser: str) -> bool:
@@ -139,6 +119,4 @@ def _files_of(org: str) -> Iterator[Path]:
 def _stand_in(*parts: str) -> None:
     """Replaces the package of these parts, and the packages that it is in."""
     for num_parts in range(len(parts) + 1):
-        module = ModuleType(".".join((_PACKAGE, *parts[:num_parts])))
-        module.__path__ = [str(_ROOT.joinpath(*parts[:num_parts]))]
-        sys.modules.setdefault(module.__name__, module)
+        stand_in(".".join((_PACKAGE, *parts[:num_parts])), _ROOT.joinpath(*parts[:num_parts]))

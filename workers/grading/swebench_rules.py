@@ -1,37 +1,23 @@
 """The only module that knows the swebench package (5.x): its log parsers and its rule for "resolved".
 
-The ordinary import of `swebench.harness` loads some eighty packages (Docker, datasets, Modal, ...) that grading a log does
-not need. An empty module with the package's real path replaces it, so that its modules can be imported one by one.
+The parsers of two other packages of data sets are registered as its own when a task names one.
 """
 
 import functools
-import importlib.util
+import importlib
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from pipeline.errors import TaskBroken
 from pipeline.task import SwebenchLog
 from pipeline.trajectory import Tally
-from workers.grading import multi_swe_bench
+from workers.grading import multi_swe_bench, swe_smith
+from workers.grading.packages import root_of, stand_in
 
-
-def _stand_in_for_harness() -> None:
-    found = importlib.util.find_spec("swebench")
-    if found is None or found.submodule_search_locations is None:
-        fix = "pip install --no-deps 'swebench>=5,<6' (what it requires by itself is not needed here)"
-        raise ModuleNotFoundError(f"swebench is not installed: {fix}", name="swebench")
-    harness = ModuleType("swebench.harness")
-    harness.__path__ = [str(Path(location, "harness")) for location in found.submodule_search_locations]
-    sys.modules.setdefault("swebench.harness", harness)
-
-
-_stand_in_for_harness()
+stand_in("swebench.harness", root_of("swebench", "swebench>=5,<6") / "harness")
 _constants: Any = importlib.import_module("swebench.harness.constants")
 _grading: Any = importlib.import_module("swebench.harness.grading")
 _types: Any = importlib.import_module("swebench.types")
@@ -71,7 +57,9 @@ class SwebenchReport:
 def check(verdict: SwebenchLog) -> None:
     """Raises TaskBroken for a verdict that no patch or every patch would reach."""
     if not _register(verdict.log_parser):
-        raise TaskBroken(f"log_parser {verdict.log_parser!r} is not one of swebench's or multi-swe-bench's")
+        raise TaskBroken(
+            f"log_parser {verdict.log_parser!r} is not one of swebench's, multi-swe-bench's or swesmith's"
+        )
     if not verdict.fail_to_pass and not verdict.pass_to_pass:
         raise TaskBroken("fail_to_pass and pass_to_pass are both empty: any patch would do")
     if _constants.END_TEST_OUTPUT not in verdict.eval_script:
@@ -81,16 +69,15 @@ def check(verdict: SwebenchLog) -> None:
 
 
 def _register(log_parser: str) -> bool:
-    """Registers a parser of multi-swe-bench as one of swebench's, which gets the pull request's number as the version. Returns whether
-    there is a parser of this name.
-    """
+    """Registers a parser of another package as one of swebench's. Returns whether there is a parser of this name."""
     if log_parser in LOG_PARSERS:
         return True
-    if not log_parser.startswith(multi_swe_bench.PREFIX) or not multi_swe_bench.is_parser(log_parser):
+    packages = [package for package in (multi_swe_bench, swe_smith) if log_parser.startswith(package.PREFIX)]
+    if not packages or not packages[0].is_parser(log_parser):
         return False
 
     def parse(log: str, spec: Any) -> dict[str, str]:
-        return multi_swe_bench.parsed(log_parser, int(spec.version), log)
+        return packages[0].parsed(log_parser, spec.version, log)
 
     _grading.PARSER_REGISTRY[log_parser] = parse
     return True

@@ -12,7 +12,8 @@ from typing import Any, cast
 from pipeline.task import SwebenchLog, Task
 from pipeline.taskfile import Gold
 from workers.grading import multi_swe_bench
-from workers.grading.multi_swe_bench import Environment, NotInPackage
+from workers.grading.multi_swe_bench import Environment
+from workers.grading.packages import NotInPackage
 from workers.tasksets.importing import GIT_ENV, Importer, Row, named_image
 from workers.tasksets.patches import diff_in, paths_of
 from workers.tasksets.rows import Fields

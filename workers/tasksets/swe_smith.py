@@ -1,8 +1,10 @@
 """Rows of SWE-smith datasets: working code and the `patch` that breaks it; the solution reverses the patch.
 
 The published way fetches a branch for each task when it is played. Here the patch is the task's set-up, in the image of the working code,
-and nothing is fetched. The agent's container lacks the files of the tests that the bug breaks; the grader's container has them. A test that
-is missing from the log counts as failed.
+and nothing is fetched. A test that is missing from the log counts as failed.
+
+Names of pytest's tests say their files: the agent's container lacks those of tests that the bug breaks, the grader's container has them.
+Repositories in other languages are run as the swesmith package's profile says. Their names of tests say no file: the agent sees all tests.
 """
 
 import re
@@ -10,6 +12,8 @@ import shlex
 
 from pipeline.task import Resources, SwebenchLog, Task
 from pipeline.taskfile import Gold
+from workers.grading import swe_smith
+from workers.grading.packages import NotInPackage
 from workers.tasksets.importing import Importer, Row, named_image
 from workers.tasksets.patches import Irreversible, diff_in, reversed_patch
 from workers.tasksets.rows import Fields
@@ -25,20 +29,33 @@ _INSTANCE_ID = re.compile(r"(?P<owner>.+?)__(?P<repo>.+)\.(?P<commit>[0-9a-f]{8}
 _PYTEST_ID = re.compile(r"[^:\s][^:]*\.py::.+", re.DOTALL)
 _EVAL_SCRIPT = """#!/bin/bash
 cd {workdir}
-[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate && conda activate testbed
-echo '{start}'
-pytest --disable-warnings --color=no --tb=no -rfEsxXp {files}
+{commands}
 echo '{end}'
 """
+_PYTEST = """[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate && conda activate testbed
+echo '{start}'
+pytest --disable-warnings --color=no --tb=no -rfEsxXp {files}"""
+_OF_PROFILE = """echo '{start}'
+(
+{command}
+)"""
 
 
 def task_of(fields: Fields) -> tuple[Task, Gold]:
     """The task and its solution, the reverse of the row's patch. Raises ValueError naming file, row and field."""
-    fail_to_pass, pass_to_pass = _tests(fields, "FAIL_TO_PASS"), _tests(fields, "PASS_TO_PASS")
+    fail_to_pass, pass_to_pass = fields.strings("FAIL_TO_PASS"), fields.strings("PASS_TO_PASS")
     if not fail_to_pass:
         raise fields.refusal("FAIL_TO_PASS", "empty: the bug breaks no test")
-    hidden = _files(fail_to_pass)
-    files = tuple(dict.fromkeys((*hidden, *_files(pass_to_pass))))
+    repository = fields.text("instance_id").rpartition(".")[0]
+    log_parser = f"{swe_smith.PREFIX}{repository}"
+    if swe_smith.is_parser(log_parser):
+        hidden = files = ()
+        commands = _OF_PROFILE.format(start=START_MARK, command=_command(fields, repository))
+    else:
+        hidden = _files(fields, "FAIL_TO_PASS", fail_to_pass)
+        files = tuple(dict.fromkeys((*hidden, *_files(fields, "PASS_TO_PASS", pass_to_pass))))
+        commands = _PYTEST.format(start=START_MARK, files=shlex.join(files))
+        log_parser = "parse_log_pytest"
     bug = diff_in(fields, "patch")
     task = Task(
         id=f"swe-smith:{fields.text('instance_id')}",
@@ -48,10 +65,8 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         workdir=WORKDIR,
         problem=fields.text("problem_statement").strip(),
         verdict=SwebenchLog(
-            eval_script=_EVAL_SCRIPT.format(
-                workdir=WORKDIR, start=START_MARK, files=shlex.join(files), end=END_MARK
-            ),
-            log_parser="parse_log_pytest",
+            eval_script=_EVAL_SCRIPT.format(workdir=WORKDIR, commands=commands, end=END_MARK),
+            log_parser=log_parser,
             fail_to_pass=fail_to_pass,
             pass_to_pass=pass_to_pass,
             repo=fields.text("repo"),
@@ -81,24 +96,27 @@ def row_of(task: Task, gold: Gold) -> Row:
 
 
 IMPORTER = Importer(
-    help="rows of SWE-smith, for repositories tested with pytest",
+    help="rows of SWE-smith, in Python or another language",
     task_of=task_of,
     row_of=row_of,
     size=("problem_statement", "patch"),
 )
 
 
-def _tests(fields: Fields, name: str) -> tuple[str, ...]:
-    tests = fields.strings(name)
+def _command(fields: Fields, repository: str) -> str:
+    try:
+        return swe_smith.command(repository, fields.values)
+    except NotInPackage as error:
+        raise fields.refusal("instance_id", str(error)) from error
+
+
+def _files(fields: Fields, name: str, tests: tuple[str, ...]) -> tuple[str, ...]:
     for test in tests:
         if not _PYTEST_ID.fullmatch(test) or test.startswith("/") or ".." in test.split("::")[0].split("/"):
             raise fields.refusal(
-                name, f"{test!r} names no test file (path.py::name); only pytest's tests can be run"
+                name,
+                f"{test!r} names no test file (path.py::name), and swesmith has no profile in another language for instance_id",
             )
-    return tests
-
-
-def _files(tests: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(test.split("::", 1)[0] for test in tests))
 
 

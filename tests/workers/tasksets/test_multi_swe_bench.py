@@ -91,13 +91,13 @@ def test_each_repository_has_its_parser(org: str, repo: str, change: dict[str, s
 def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
     read = multi_swe_bench.parsed(
         "multi_swe_bench:cli/cli",
-        9001,
+        "9001",
         "--- PASS: TestA (0.00s)\n--- FAIL: TestB (0.0s)\n--- SKIP: TestC (0.0s)\n",
     )
     assert read == {"TestA": "PASSED", "TestB": "FAILED"}  # and none of a test that was skipped
     old, new = (
         multi_swe_bench.parsed("multi_swe_bench:expressjs/express", number, "✔ sends (3ms)\n")
-        for number in (4212, 1)
+        for number in ("4212", "1")
     )
     assert old != new
 

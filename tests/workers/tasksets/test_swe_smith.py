@@ -1,16 +1,42 @@
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
+from msgspec.structs import replace
 
+from infra.images.build import ensure_image
 from pipeline.task import SwebenchLog
-from workers.grading import swebench_rules
+from tests.workers.conftest import built
+from tests.workers.languages.scenes import go
+from tests.workers.languages.stage import IMAGE, Verified
+from workers.grading import swe_smith, swebench_rules
+from workers.sandbox.docker import DockerSandboxes
+from workers.tasksets.patches import reversed_patch
 from workers.tasksets.rows import Fields, read_rows
 from workers.tasksets.swe_smith import task_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
 TESTS = ("tests/test_lengths.py::test_longest_of_nothing",)
+# A Go repository whose working code is the fix of the scene.
+OF_GO: dict[str, Any] = {
+    "instance_id": "joho__godotenv.3a7a1902.func_pm__a1b2c3d4",
+    "repo": "swesmith/joho__godotenv.3a7a1902",
+    "patch": reversed_patch(go.SCENE.patch(go.SCENE.fix).decode()),
+    "FAIL_TO_PASS": ["TestAdd", "TestWords", "TestWords/one_two", "TestWords/a_b_c"],
+    "PASS_TO_PASS": ["TestSub", "TestWords/#00"],
+    "problem_statement": "Add subtracts, and Words is always 0.",
+    "image_name": "",
+}
+DOCKERFILE = """
+FROM {base}
+COPY repo /testbed
+WORKDIR /testbed
+ENV HOME=/tmp GOFLAGS=-mod=mod GOPROXY=off
+RUN git init -q . && git config user.name t && git config user.email t@example.invalid && git add -A && git commit -qm base
+"""
 
 
 def row(**change: Any) -> Fields:
@@ -68,6 +94,58 @@ def test_the_script_is_one_that_swebench_can_judge_and_a_missing_test_fails() ->
         assert not swebench_rules.report(verdict, "t", log).resolved
 
 
+def test_a_row_in_another_language_is_run_as_the_packages_profile_says() -> None:
+    task, gold = task_of(row(**OF_GO))
+    verdict = log_verdict(row(**OF_GO))
+    assert task.image == "swebench/swesmith.x86_64.joho_1776_godotenv.3a7a1902"
+    assert "\ncd /testbed\n" in verdict.eval_script
+    assert "\n(\ngo test -v ./...\n)\n" in verdict.eval_script
+    assert verdict.log_parser == "swesmith:joho__godotenv.3a7a1902"
+    swebench_rules.check(verdict)
+    assert (verdict.protected_paths, task.hidden_paths) == ((), ())
+    assert (verdict.fail_to_pass, verdict.pass_to_pass) == (
+        tuple(OF_GO["FAIL_TO_PASS"]),
+        tuple(OF_GO["PASS_TO_PASS"]),
+    )
+    assert gold.patch.encode() == go.SCENE.patch(go.SCENE.fix)
+
+
+@pytest.mark.parametrize(
+    ("repository", "log", "read"),
+    [
+        ("spf13__pflag.1c62fb28", "--- PASS: TestA (0.00s)\n    --- FAIL: TestA/b (0.0s)\n", {"TestA": "PASSED", "TestA/b": "FAILED"}),
+        ("rayon-rs__rayon.5b4eb339", "test a::b ... ok\ntest c ... FAILED\n", {"a::b": "PASSED", "c": "FAILED"}),
+        ("jqlang__jq.b9e19de7", "PASS: tests/jqtest\nFAIL: tests/mantest\n", {"tests/jqtest": "PASSED", "tests/mantest": "FAILED"}),
+        ("hapijs__joi.481e270e", "  ✔ 1) any is any (3 ms)\n", {"1) any is any": "PASSED"}),
+    ],
+)  # fmt: skip
+def test_a_log_is_read_by_the_repositorys_parser(repository: str, log: str, read: dict[str, str]) -> None:
+    assert swe_smith.parsed(f"swesmith:{repository}", "", log) == read
+
+
+@pytest.mark.parametrize(
+    ("repository", "message"),
+    [
+        ("jquery__jquery.c28c26ae", "the profile of jquery__jquery.c28c26ae fails: name 'parse_log_qunit'"),
+        ("google__draco.b91aa918", "the command of google__draco.b91aa918, .* does not build what it tests"),
+        ("valkey-io__valkey.fc7c04e4", "the command of valkey-io__valkey.fc7c04e4, .* does not build what it tests"),
+    ],
+)  # fmt: skip
+def test_a_profile_that_cannot_grade_is_refused(repository: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"instance_id: {message}"):
+        task_of(row(**{**OF_GO, "instance_id": f"{repository}.x"}))
+
+
+def test_the_packages_import_leaves_no_empty_module_behind() -> None:
+    code = (
+        "import sys; before = {*sys.modules}; from workers.grading import swe_smith;"
+        " assert swe_smith.is_parser('swesmith:jqlang__jq.b9e19de7');"
+        " assert not {'dotenv', 'ghapi', 'ghapi.all'} & {*sys.modules} - before;"
+        " from swebench.harness import constants; assert not hasattr(constants, 'DOCKER_USER')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("number", "image"),
     [
@@ -117,3 +195,23 @@ def test_a_repository_with_dots_and_capitals_has_an_image_by_rule_too() -> None:
 def test_a_row_that_will_not_do_is_refused_by_row_and_field(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: {message}"):
         task_of(row(**change))
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_a_task_in_another_language_is_verified_and_graded(
+    docker_client: docker.DockerClient, sandboxes: DockerSandboxes
+) -> None:
+    ensure_image(IMAGE)
+    working = {**go.SCENE.files, **go.SCENE.fix, **go.SCENE.hidden}
+    files = {"Dockerfile": DOCKERFILE, **{f"repo/{path}": text for path, text in working.items()}}
+    with built(docker_client, files, IMAGE.tag) as image:
+        task, _ = task_of(row(**OF_GO))
+        verified = await Verified.of(go.SCENE, replace(task, image=image.tag), sandboxes)
+        assert verified.calibration.best_control == "confirmed"
+        right = await verified.grade(go.SCENE.right_fixes["another form"])
+        wrong = await verified.grade({"calc.go": f"{go.CALC}\n"})
+        cheats = [await verified.grade(cheat) for cheat in go.SCENE.cheats.values()]
+    assert (right.value, right.control) == (1.0, "confirmed"), right.decided_by
+    assert [wrong.value, *(cheat.value for cheat in cheats)] == [0.0] * (len(cheats) + 1)
