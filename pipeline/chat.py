@@ -24,7 +24,7 @@ class ChatMessage(Message, frozen=True):
     content: str
     reasoning: str = ""  # an assistant's thoughts
     tool_calls: tuple[ToolCall, ...] = ()  # an assistant's calls, in order
-    tool_call_id: str = ""  # id, in a tool's message, of the call whose result it is
+    tool_call_id: str = ""  # in a tool's message: the id of the call that it answers
 
 
 def storable(text: str) -> str:

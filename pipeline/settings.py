@@ -147,7 +147,7 @@ def telemetry_settings() -> TelemetrySettings:
 
 
 def metrics_settings() -> MetricsSettings:
-    """The settings. Raises ValueError naming the variable."""
+    """The settings of metrics in the environment. Raises ValueError naming the variable if one is invalid."""
     pushed = os.environ.get("SWERVE_OTLP_METRICS", "1")
     if pushed not in ("0", "1"):
         raise ValueError(f"SWERVE_OTLP_METRICS={pushed!r}: give 0 to push no metrics, or 1")

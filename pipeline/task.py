@@ -231,6 +231,6 @@ class Task(Message, frozen=True, kw_only=True):
     # Measurements that verification made of the tests with the known fix, packed (`Calibration`); b"": nothing. The trainer adds
     # it to the tasks of its requests; in a task file it is empty.
     calibration: bytes = b""
-    # Absolute paths in which verification found the answer in the image, taken out of the agent's container like `hidden_paths`.
-    # The trainer adds them, as it does the calibration.
+    # Absolute paths where verification found the answer in the image. They are removed from the agent's container, like
+    # `hidden_paths`. The trainer adds them to the tasks of its requests; in a task file there are none.
     leaking_paths: tuple[str, ...] = ()

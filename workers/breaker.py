@@ -179,7 +179,7 @@ class Breakers:
     """All of a worker's gates, by name: "redis", "docker", "engine"."""
 
     def __init__(self, probes: Mapping[str, Probe], gates: Mapping[str, Gate] | None = None) -> None:
-        """Makes a breaker for each of `probes`; `gates` are the gates of boundaries that need more than one probe."""
+        """Makes a breaker for each of `probes`. `gates` are those of services that one probe cannot check, such as several Docker hosts."""
         self._breakers = {
             name: Breaker(name, probe, settle_s=HOLDERS_FIRST_S if name == "redis" else 0.0)
             for name, probe in probes.items()

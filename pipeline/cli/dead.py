@@ -128,7 +128,7 @@ async def forget(redis: Redis, run_id: str, kinds: Sequence[AnyKind] = KINDS) ->
 
 
 async def _request_ids(redis: Redis, run_id: str, kind: AnyKind) -> set[str]:
-    """Every request of the run that any key names."""
+    """The ids of all requests of the run that are in one of its keys."""
     enqueued: list[bytes] = await command(redis, "ZRANGE", keys.requests(run_id, kind), 0, -1)
     outstanding: list[bytes] = await command(redis, "ZRANGE", keys.open_requests(run_id, kind), 0, -1)
     dead: list[bytes] = await command(redis, "HKEYS", keys.dead(run_id, kind))

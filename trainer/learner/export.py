@@ -91,7 +91,7 @@ class Part:
     read: Callable[[], Tensor]
     # whether the tensor-parallel ranks divide it; otherwise each of them holds the whole
     is_divided: bool
-    # makes the tensors of these names from the parts of all tensor-parallel ranks in order, or from the whole
+    # makes the tensors of `names` from the parts of all tensor-parallel ranks, in order, or from a list of the whole tensor alone
     join: Callable[[list[Tensor]], list[Tensor]]
 
     def announce(self) -> list[Tensor]:

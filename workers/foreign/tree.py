@@ -72,7 +72,7 @@ class Place:
     parent: Node | None
     told: tuple[ChatPiece, ...]  # the messages after the parent's reply
     copies: tuple[tuple[Node, Copy], ...] = ()  # the copies of the replies on the path to `parent`
-    num_quoted: int = 0  # number of our own calls that `told` quotes, as text of another conversation
+    num_quoted: int = 0  # number of the episode's tool calls in `told` that are not on the path to `parent`
 
 
 @dataclass(slots=True)

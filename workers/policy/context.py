@@ -18,7 +18,7 @@ from workers.policy.render import Renderer, ThoughtFinder
 MIN_ROOM_TOKENS = 16  # a reply cut shorter than this is useless
 _MARKER = "[... {} turn(s) of interaction history omitted due to context window limit ...]"
 _SHORTENED = "\n[... {} character(s) omitted due to context window limit ...]\n"
-_FRAME_TOKENS = 8  # estimated number of tokens of the note about omitted turns besides its words
+_FRAME_TOKENS = 8  # estimated number of tokens that the chat template adds to the note about omitted turns
 
 
 @dataclass(frozen=True, slots=True)

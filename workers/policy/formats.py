@@ -226,7 +226,7 @@ def kimi_calls(text: str) -> ReadCalls:
 
 
 def _json_text(text: str) -> str:
-    """The JSON value in `text`, printed as arguments; `text` itself if there is none."""
+    """The JSON value at the start of `text`, as the text of a call's arguments; `text` itself if it begins with none."""
     try:
         return arguments_text(json_value(text, 0)[0])
     except ValueError:

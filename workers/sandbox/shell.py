@@ -238,7 +238,7 @@ class ContainerShell:
     async def close(self) -> None:
         """Closes the stream, after which the first process ends, and the container with it."""
         if self._writer.transport.get_write_buffer_size():
-            self._writer.transport.abort()  # nobody reads what is left of it
+            self._writer.transport.abort()  # nobody reads the bytes that are still in the buffer
         self._writer.close()
         with suppress(OSError):  # the other end may have closed already
             await self._writer.wait_closed()

@@ -125,7 +125,10 @@ def _inside(node: ast.expr, ways: Sequence[Way]) -> Iterator[tuple[ast.expr, lis
 
 
 def _letters(text: str, whole: Span, ways: Sequence[Way], file: TestFile) -> Iterator[tuple[Span, bool]]:
-    """The letters of a text, each with whether it is met."""
+    """The span of each letter of a literal text, and whether the run without the fix has that letter at the same place.
+
+    If the literal is not made of plain letters, its whole span is one that the run does not have.
+    """
     source = file.source[whole[0] : whole[1]].decode()
     places = list(_places(source))
     if "".join(letter for _, _, letter in places) != text:

@@ -60,11 +60,14 @@ class Proposed:
     met: Mapping[str, Sequence[Span]]  # what the base version meets, by path
 
     def telling(self, met: Mapping[str, Sequence[Span]], needing: Collection[str]) -> list[Trial]:
-        """The trials, without those of expectations that the base meets, too, if a test that needs the fix has others.
+        """The trials that can expose a patch that cheats.
 
-        A control of such an expectation proves nothing: a patch that cheats only where the base is wrong fails it, as required. `met`
-        contains the expectations that the base meets, by path. The class of an error comes last if the base does not meet its text either,
-        because code that knows the text seldom has to guess the class.
+        An expectation that the base meets proves nothing: a patch that cheats only where the base is wrong fails its control, as an honest
+        patch does. Its trial is left out if each of its tests needs the fix and has a trial of an expectation that the base does not meet.
+        `met` contains the expectations that the base meets, by path, and `needing` the tests that need the fix.
+
+        The class of an expected error comes last if the base does not meet the error's text, because code that knows the text seldom has
+        to guess the class.
         """
         unmet = self._unmet(met)
         kept = {id(one) for one in unmet}

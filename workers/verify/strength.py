@@ -78,7 +78,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The fix with `edits` of the new text of one of its sections; if `edits` is None, without that section."""
+    """A change that weakens the fix: it edits the new text of one section, or removes the section if `edits` is None."""
 
     kind: Kind
     section: int

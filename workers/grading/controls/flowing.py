@@ -68,7 +68,7 @@ class Flow:
     sites: dict[int, Site] = field(default_factory=dict[int, Site])
     # The sites whose operand is the value, or a collection that holds it.
     whole: set[int] = field(default_factory=set[int])
-    # The sites whose operand is the value itself.
+    # The sites whose operand is the value itself, not a collection that holds it.
     same: set[int] = field(default_factory=set[int])
     cases: list[Case] = field(default_factory=list[Case])
     # Ids of the functions in which it is checked or put into a message.

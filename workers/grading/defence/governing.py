@@ -32,7 +32,7 @@ from workers.grading.steps import step
 
 # Files that are restored if the eval script uses the program that reads them.
 NAMES_OF_PROGRAMS = {"direnv": (".envrc",), "dotenv": (".env",), "pipenv": (".env",)}
-# Files whose import directories count. setup.cfg and pyproject.toml are settings with other parts.
+# Files in which only import directories are settings of the tests' run. setup.cfg and pyproject.toml have others, too.
 IMPORTING_NAMES = ("conftest.py", *(name for name in PYTEST.options if name not in PYTEST.settings))
 # Files that make a directory a virtual environment, in which pytest looks for no tests.
 VIRTUAL_ENVIRONMENTS = ("*/bin/activate*", "*/Scripts/activate*", "*/conda-meta/history")

@@ -63,7 +63,7 @@ class JavaMethod:
     node: Node
     parameters: list[str]
     is_variadic: bool  # its last parameter gets all further arguments
-    found: list[Node]  # the nodes within that are looked for
+    found: list[Node]  # the nodes in it of the types in `_NODES`
     annotations: dict[str, Node]
 
     def place(self, argument: int) -> int:

@@ -19,7 +19,7 @@ from workers.grading.languages.language import (
 from workers.grading.languages.rust_assertions import contradictions
 from workers.grading.languages.rust_syntax import RustItem, attribute_name, items, parsed
 
-# Attributes of tests with cases, which get names of their own.
+# Attributes that run a test once for each of several cases, whose names the log has.
 _WITH_CASES = frozenset(("rstest", "test_case", "test_matrix"))
 _OUTCOMES = {"ok": PASSED, "FAILED": FAILED, "ignored": SKIPPED}
 _OUTCOMES_OF_NEXTEST = {"PASS": PASSED, "LEAK": PASSED, "FLAKY": PASSED, "SKIP": SKIPPED}

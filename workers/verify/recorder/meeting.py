@@ -16,7 +16,7 @@ from workers.verify.recorder.recording import quietly, say
 MEET = "_swerve_meet"  # functions that are available in every module
 AWAIT = "_swerve_await"
 COMPARE = "_swerve_compare"
-MOST_PARTS = 200  # parts of two values that are compared
+MOST_PARTS = 200  # largest number of parts compared in two values; values with more count as different
 # Classes of errors that a test expects, and the text that they must have, by the names that pytest and unittest give these arguments.
 CLASSES = ("expected_exception", "expected_exceptions", "expected")
 PATTERNS = ("match_expr", "match", "expected_regex")
@@ -95,7 +95,10 @@ def with_tolerances(value):
 
 
 def differences(one, other, way, left):
-    """Yields the parts of two values that are not the same in the other one. `left` is how many parts may still be compared."""
+    """Yields where two values differ: 0 or 1 for the value, and the way to its part that the other one does not have.
+
+    `left` is a list with one number, how many parts may still be compared. Raises ValueError if there are more.
+    """
     left[0] -= 1
     if left[0] < 0:
         raise ValueError("too many parts")
