@@ -191,7 +191,8 @@ async def check(redis: Redis) -> None:
 async def forgets(redis: Redis) -> str:
     """The reason why this Redis would lose its data at a restart, and what to do about it, in one sentence; empty if it would not."""
     persistence: dict[str, Any] = await command(redis, "INFO", "persistence")
-    if persistence.get("aof_enabled", 1):  # managed services that leave this out keep their data by other means
+    # Managed services that leave this out keep their data by other means.
+    if persistence.get("aof_enabled", 1):
         return ""
     return (
         "Redis keeps no append-only file: when it restarts, the queue and the trajectories that no checkpoint holds are lost, "
