@@ -244,7 +244,7 @@ def announce_replies(render: Render, seams: Seams) -> list[Announcement]:
     if thought not in _earlier(render, ChatMessage("assistant", words, reasoning=thought)):
         text = "the template drops the thoughts of earlier replies; here they stay"
         announced.append(Announcement("thoughts", text))
-    spaced = f"\n\n\n  {words} \n\n\n"  # more lines than an opening ends with
+    spaced = f"\n\n\n  {words} \n\n\n"  # begins with more line ends than an opening ends with
     if spaced not in _earlier(render, ChatMessage("assistant", spaced)):
         text = "the template trims the whitespace around replies; here it stays as sampled"
         announced.append(Announcement("whitespace", text))

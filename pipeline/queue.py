@@ -238,7 +238,7 @@ def _claim(row: list[Any], worker: str, kind: JobKind[R, T, H]) -> Claim[R]:
 
 
 async def _lost_ids(redis: Redis, run_id: str, kind: AnyKind) -> Iterable[str]:
-    """Outstanding requests that are in no other state. Not atomic: a claimed one may be among them, which RE_ENQUEUE leaves alone."""
+    """Outstanding requests that are not queued, published or dead. Not atomic: a claimed one may be among them, which RE_ENQUEUE skips."""
     dead: set[bytes] = set(await command(redis, "HKEYS", keys.dead(run_id, kind)))
     found: list[str] = []
     for ids in chunks(await open_ids(redis, run_id, kind)):

@@ -25,7 +25,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 2.0  # pause between two probes while open
 PROBE_TIMEOUT_S = 15.0  # long enough for a busy Docker host that answers late
 TRIAL_S = 3.0
 HOLDERS_FIRST_S = 2.0  # pause after Redis is back, so that workers renew leases that expired in the meantime before others take the claims
-SUSPECTS = 3  # different requests that fail in a row
+SUSPECTS = 3  # different requests in a row whose failures open a breaker although its probe succeeds
 
 Probe = Callable[[], Awaitable[object]]
 """Returns if the boundary works; raises one of OUT if not."""

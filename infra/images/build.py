@@ -85,7 +85,7 @@ def ensure_image(image: BaseImage, *, force: bool = False) -> bool:
     if not is_there or force:
         prepare(image)
         _import(image)
-    # So that the next set-up prepares nothing while no Docker engine answers.
+    # The file `made` tells the next set-up, even if no Docker engine answers then, that the image need not be prepared.
     PREPARED.mkdir(parents=True, exist_ok=True)
     image.made.touch()
     image.prepared.unlink(missing_ok=True)

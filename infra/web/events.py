@@ -90,7 +90,7 @@ def _marks_of(runs: Mapping[str, OpenRun], statuses: Statuses) -> Iterator[tuple
 
 
 def _newest_segment(run: OpenRun) -> object:
-    """The newest segment of a store, which is the only one that grows."""
+    """Name and size of the newest segment of a store, the only one that grows; None if there is none."""
     paths = segment.segments_in(run.directory / DIRECTORY)
     try:
         return (paths[-1].name, paths[-1].stat().st_size) if paths else None

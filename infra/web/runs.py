@@ -160,7 +160,7 @@ def _num_steps(directory: Path) -> int | None:
     return found if isinstance(found, int) else None
 
 
-MAX_ROWS = 200_000  # rows in memory, of all runs but the one being looked at; a row takes about 1.2 kB
+MAX_ROWS = 200_000  # rows in memory above which runs are forgotten, but not the newest one looked at; a row takes about 1.2 kB
 
 
 class RunReader:

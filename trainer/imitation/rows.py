@@ -114,7 +114,7 @@ class ImitationRow:
         return found.digest()
 
     def as_samples(self, request_id: str) -> tuple[Sample, ...]:
-        """The samples for the learner. Nobody sampled them, so log-probs, advantages and versions are those of untrained tokens."""
+        """The samples for the learner. No policy sampled them, so every token has log-prob 0, advantage 0 and version -1."""
         return tuple(
             Sample(
                 request_id=request_id,

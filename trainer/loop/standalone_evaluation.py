@@ -64,7 +64,7 @@ class StandaloneEvaluation:
         self._detail = "publishing weights"  # what it is doing, for display
         self._ended: Ending = "interrupted"
         self._superseded_by = ""  # the run that took the engines over
-        self._engine_urls: tuple[str, ...] = ()  # the engines that served the weights first
+        self._engine_urls: tuple[str, ...] = ()  # the engines in routing when all of them had loaded the weights
 
     async def run(self, rounds: Sequence[Round], export: Callable[[Path], object]) -> Ending:
         """Play all rounds with the weights that `export` writes. Raises ValueError if the engines serve another run."""

@@ -228,7 +228,7 @@ def _agent(trajectory: Trajectory) -> Json:
 
 
 def _facts(trajectory: Trajectory) -> Json:
-    """The facts for which ATIF has no field. The log of grading and the outcomes of tests by name may quote hidden tests."""
+    """The facts for which ATIF has no field. The log of grading and the outcomes of tests are left out: they may quote hidden tests."""
     outcome, reward = trajectory.outcome, trajectory.reward
     facts = rollout_facts(trajectory) | {
         "exit_status": exit_status(outcome),

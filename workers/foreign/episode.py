@@ -200,8 +200,8 @@ class AgentEpisode:
     ) -> Pending:
         """Begins the reply to a request. Raises RequestRefused, EpisodeOver and EpisodeBroken.
 
-        A repeated request gets the same reply if the program has not received that: if it is unfinished or undelivered, and its connection
-        is closed. Otherwise it counts as a new request, as programs send from parallel conversations and in second tries.
+        A request that comes again gets the reply of the first one if that is unfinished or undelivered and the first connection is closed.
+        Otherwise it counts as a new request: programs send equal requests in parallel conversations, and when they try again.
         """
         key = hashlib.blake2b(b"\0".join([dialect.path.encode(), session[0].encode(), body])).digest()
         if self._open(key):

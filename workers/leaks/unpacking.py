@@ -303,7 +303,7 @@ class UnpackingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file of the image, or a file inside of it. `trail` is its path and the names within archives, outermost first."""
+    """A file of the image, or a file inside such a file. `trail` is its path and the names within archives, outermost first."""
 
     trail: tuple[str, ...]
     content: bytes

@@ -314,7 +314,7 @@ def _same_meaning(history: History, changes: Iterable[PathChange]) -> bool:
 
 
 def iso_date(text: str, option: str) -> str:
-    """The date, which git would take for now if it were none. Raises ValueError naming the option."""
+    """The date in ISO format. Git would read a text that is no date as the present time. Raises ValueError naming the option."""
     try:
         return datetime.fromisoformat(text).isoformat()
     except ValueError as error:

@@ -134,7 +134,7 @@ def completed(rows: list[Fields], options: argparse.Namespace) -> list[Fields]:
     made = [_decided(fields, options) for fields in rows]
     if not directories or any(fields.broken for fields in made):
         return made
-    # Imported now, because other imports need no Docker.
+    # It is imported only here, because it needs Docker, which tasks from other sources do not.
     from workers.tasksets.harbor_solutions import solved
 
     return asyncio.run(solved(made, build=options.build, num_jobs=options.jobs))

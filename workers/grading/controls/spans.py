@@ -157,7 +157,7 @@ class TestFile:
             body = one.body
 
     def stays_sound(self, root: ast.expr, edit: Edit) -> bool:
-        """Whether the expression `root` is another expression with the same number of lines after the edit."""
+        """Whether the edit makes another valid expression of `root`, with the same number of lines."""
         start, end = self.start(root), self.end(root)
         if not start <= edit.start < edit.end <= end:
             return False

@@ -413,8 +413,8 @@ class Values:
         text, is_number = self._file.text(leaf), not isinstance(leaf.value, str | bytes)
         if is_case_told and isinstance(leaf.value, str):
             yield from self._with_words_of_others(text, leaf.value)
-        # A letter after a backslash is not changed: other escapes would cause warnings, which may be an error. After a percent
-        # sign, another letter may make the same text.
+        # A letter after a backslash is not changed: an unknown escape causes a warning, which may count as an error. Nor is one after
+        # a percent sign: `%i` makes the same text as `%d`.
         places = [
             n
             for n, character in enumerate(text)
@@ -496,7 +496,7 @@ class Values:
             return None
         text = self._file.text(leaf)
         places = [] if "|" in text or "(?" in text else list(_plain_letters(text))
-        # The first of equally plausible ones is taken, and numbers are the code's more often than words are.
+        # The first of equally plausible patterns is taken. Digits come first: the code under test computes numbers more often than words.
         letters = [place for place in places if not text[place].isdigit()]
         digits = [place for place in places if text[place].isdigit()]
         chosen = [

@@ -53,7 +53,7 @@ class Form:
 
     key: str  # the same text as one of the keys of the test in the source
     place: str = ""  # the end of the path of its file, or of the file's directory, with slashes; "" if the name does not have it
-    # Whether the path of its file must end with the whole place, and no other file may be meant.
+    # Whether only files are meant whose path ends with the whole place. Otherwise those are meant whose paths agree with it longest.
     is_exact: bool = False
 
 

@@ -86,7 +86,7 @@ class Sources(msgspec.Struct, frozen=True):
     imported: tuple[str, ...] = ()  # paths of files
     # Tests of the file, named as pytest names them, whose cases or references come from the package.
     provided: tuple[str, ...] = ()
-    providing: tuple[str, ...] = ()  # paths of the files from which these come, directly
+    providing: tuple[str, ...] = ()  # paths of the package's files that those cases and references name themselves
 
 
 def sources(texts: dict[str, bytes], modules: tuple[str, ...], own: tuple[str, ...]) -> dict[str, Sources]:

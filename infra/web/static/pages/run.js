@@ -32,7 +32,7 @@ const CURVES = [
 const PARTS = ["wait_s", "forward_s", "backward_s", "optimizer_s", "audit_s", "export_s", "engines_s", "checkpoint_s",
   "evaluation_s", "other_s"];
 const OLD_PARTS = ["wait_s", "train_s"]; // of journals without wall_s
-const NOT_DRAWN = new Set(["step", "at", "version", "wall_s", "reward_low", "reward_high",
+const NOT_DRAWN = new Set(["step", "at", "began_at", "trained_at", "version", "wall_s", "reward_low", "reward_high",
   "distill_reverse_kl_low", "distill_reverse_kl_high", ...PARTS, ...OLD_PARTS,
   ...CURVES.flatMap((one) => one.fields)]);
 

@@ -18,7 +18,7 @@ UNITTEST_OUTCOMES = {
     "addError": "FAILED",
     "addUnexpectedSuccess": "FAILED",  # unittest counts it as a failure
 }
-NEWEST_S = 1.0  # CPU time after which no further failing test is started
+NEWEST_S = 1.0  # CPU time after which no more of the plugin's own tests, which must fail, are started
 
 
 def watch_unittest():
