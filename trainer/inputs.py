@@ -3,6 +3,7 @@
 Tasks without a passed verification are refused unless the recipe allows them: see `python -m workers.verify`.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
@@ -23,7 +24,7 @@ from pipeline.judge_templates import parse_templates, read_templates
 from pipeline.model_config import language_keys
 from pipeline.reply_format import ReplyFormat
 from pipeline.request import Endpoint
-from pipeline.task import Task
+from pipeline.task import RewardFile, Task
 from pipeline.taskfile import TaskFacts, read_tasks
 from pipeline.tokenizer import TokenizerBundle, put_tokenizer, read_bundle, vocabulary_difference
 from trainer.agent_file import (
@@ -85,6 +86,16 @@ class Inputs:
     task_facts: tuple[TaskFacts, ...] = ()  # what verification says of the tasks that may be played
 
     @property
+    def task_digests(self) -> dict[str, str]:
+        """A digest of the ids of the tasks to train on, in their order, by the recipe's key of their file."""
+        return {
+            _tasks_key(source.name): hashlib.blake2b(
+                "\0".join(task.id for task in source.tasks).encode(), digest_size=16
+            ).hexdigest()
+            for source in self.sources
+        }
+
+    @property
     def train(self) -> list[Task]:
         """The tasks of all sources."""
         return [task for source in self.sources for task in source.tasks]
@@ -95,6 +106,8 @@ def read_inputs(recipe: Recipe) -> Inputs:
     files, by_source = recipe.tasks, recipe.by_source
     train = {name: _trained(name, one.tasks) for name, one in by_source.items()}
     _check_apart(list(train.values()))
+    if recipe.curriculum.kind == "signal" or recipe.curriculum.max_group_size is not None:
+        _check_whole_rewards(train.values())
     heldout = _heldout("tasks.heldout", files.heldout, train.values(), files) if files.heldout else _TaskSet()
     sets = {
         name: _heldout(f"tasks.heldout_sets.{name}", path, train.values(), files)
@@ -285,9 +298,13 @@ class _TaskSet:
     num_too_weak: int = 0
 
 
+def _tasks_key(source: str) -> str:
+    return f"sources.{source}.tasks" if source else "tasks.train"
+
+
 def _trained(source: str, files: TaskFiles) -> _TaskSet:
     """The training tasks of a source."""
-    field = f"sources.{source}.tasks" if source else "tasks.train"
+    field = _tasks_key(source)
     tasks = _tasks(field, files.train)
     verifications = Verifications.beside(field, files.train)
     num_unverified = _num_unverified(verifications, tasks, files.unverified, allowed=("allow",))
@@ -313,6 +330,17 @@ def _check_apart(files: Sequence[_TaskSet]) -> None:
                 f"{one.key} and {other.key}: {one.path} and {other.path} both have {min(shared)}"
                 f"{f' and {len(shared) - 1} more tasks' if len(shared) > 1 else ''}: leave them out of one of the two"
             )
+
+
+def _check_whole_rewards(files: Iterable[_TaskSet]) -> None:
+    """Raises ValueError for a task whose reward may be a fraction: its mean is no rate of success."""
+    for one in files:
+        for task in one.tasks:
+            if isinstance(task.verdict, RewardFile) and task.verdict.fractions:
+                raise ValueError(
+                    f'{one.key}: the reward of {task.id} may be a fraction, and curriculum.kind = "signal" and '
+                    "curriculum.max_group_size estimate a rate of success: remove these, or import the task without --fractions"
+                )
 
 
 def _heldout(field: str, path: str, train: Iterable[_TaskSet], files: TaskFiles) -> _TaskSet:

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     check_deadlines(recipe, inputs)
     if arguments.dry_run:
         return _dry_run(recipe, inputs, arguments)
-    with _own_directory(recipe, arguments) as directory:
+    with _own_directory(recipe, arguments, inputs.task_digests) as directory:
         for warning in warnings(recipe, inputs):
             print(f"warning: {warning}", file=sys.stderr)
         with run_directory.writable(directory.root):
@@ -132,7 +132,7 @@ def _imitate(recipe: ImitationRecipe, arguments: argparse.Namespace, settings: T
         print(to_toml(recipe))
         print(describe_imitation(recipe, data))
         return 0
-    with _own_directory(recipe, arguments) as directory:
+    with _own_directory(recipe, arguments, {}) as directory:
         ending = _lead(directory, lambda console: _train_rows(recipe, data, directory, settings, console))
     print(f"{directory.run_id}: {ending}")
     print(imitation_table(summarize_imitation(directory.root), directory.root))
@@ -140,11 +140,13 @@ def _imitate(recipe: ImitationRecipe, arguments: argparse.Namespace, settings: T
 
 
 @contextlib.contextmanager
-def _own_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
-    """The run's directory, in which no other trainer works."""
+def _own_directory(
+    recipe: AnyRecipe, arguments: argparse.Namespace, tasks: Mapping[str, str]
+) -> Iterator[RunDirectory]:
+    """The run's directory, in which no other trainer works. `tasks` are the digests of the training tasks."""
     _check_sinks(recipe)
     with (
-        _open_directory(recipe, arguments) as directory,
+        _open_directory(recipe, arguments, tasks) as directory,
         run_directory.sole_trainer(directory.root),
         run_directory.space_set_aside(directory.root),
     ):
@@ -170,7 +172,9 @@ def _check_sinks(recipe: AnyRecipe) -> None:
 
 
 @contextlib.contextmanager
-def _open_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterator[RunDirectory]:
+def _open_directory(
+    recipe: AnyRecipe, arguments: argparse.Namespace, tasks: Mapping[str, str]
+) -> Iterator[RunDirectory]:
     """The run's directory, created or found; a run that is refused leaves no directory behind.
 
     Raises ValueError if the command confuses resuming and starting.
@@ -178,7 +182,7 @@ def _open_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterato
     if arguments.resume:
         if arguments.run_dir is None:
             raise ValueError("--resume needs --run-dir: the directory of the run to resume")
-        yield _resumed(recipe, arguments.run_dir, arguments.run_id)
+        yield _resumed(recipe, arguments.run_dir, arguments.run_id, tasks)
         return
     run_id = arguments.run_id or f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     root: Path = arguments.run_dir or Path("runs") / run_id
@@ -189,10 +193,10 @@ def _open_directory(recipe: AnyRecipe, arguments: argparse.Namespace) -> Iterato
     if isinstance(recipe, Recipe):
         asyncio.run(_refuse_known(run_id))
     with run_directory.removed_if_refused(root):
-        yield run_directory.create(root, run_id, to_toml(recipe), kind=recipe.kind)
+        yield run_directory.create(root, run_id, to_toml(recipe), kind=recipe.kind, tasks=tasks)
 
 
-def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None) -> RunDirectory:
+def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None, tasks: Mapping[str, str]) -> RunDirectory:
     """The directory of the run to resume. Reports what has changed since, and raises ValueError for changes that are not allowed."""
     found = run_directory.find(root)
     if run_id not in (None, found.run_id):
@@ -208,6 +212,7 @@ def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None) -> RunDirectory:
         if change.startswith(FIXED) or FIXED_OF_SOURCES.match(change):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
+    run_directory.find(root, tasks=tasks)
     if changes:
         with run_directory.writable(root):
             (root / RECIPE).replace(root / "recipe.before.toml")

@@ -30,6 +30,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     started_at: float = 0.0  # Unix seconds
     kind: str = "rl"  # of its recipe; "sft": supervised fine-tuning
+    # Digests of the ids of the training tasks in their order, by the recipe's key of their file.
+    tasks: dict[str, str] = {}
 
 
 class NoJournal(LookupError):

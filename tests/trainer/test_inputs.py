@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from benchmarks.scripted_fleet import task
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.reply_format import ReplyFormat
-from pipeline.task import Calibration, Contradiction, Task, TextChange, pack
+from pipeline.task import Calibration, Contradiction, RewardFile, Task, TextChange, pack
 from pipeline.taskfile import (
     FILE,
     Strength,
@@ -510,3 +510,22 @@ def test_a_fault_of_a_source_names_it(several: Path) -> None:
     late = recipe(several, "allow", "rollout.group_deadline_s=2000", "sources.lang.limits.wall_s=3000")
     with pytest.raises(ValueError, match=r"^sources\.lang, .* and an episode may play for 3000 s"):
         check_deadlines(late, read_inputs(late))
+
+
+def test_tasks_whose_rewards_are_fractions_have_no_rate_of_success_to_choose_by(place: Path) -> None:
+    verdict = RewardFile(eval_script="true\n", fractions=True)
+    write_tasks(place / "train.jsonl", [TRAIN[0], replace(TRAIN[1], verdict=verdict)])
+    assert len(read_inputs(recipe(place, "allow")).train) == 2
+    for choice in ("curriculum.kind=signal", "curriculum.max_group_size=8"):
+        with pytest.raises(ValueError, match=r"^tasks\.train: the reward of t1 may be a fraction"):
+            read_inputs(recipe(place, "allow", choice))
+
+
+def test_a_files_digest_is_of_the_ids_in_their_order(several: Path) -> None:
+    before = read_inputs(recipe(several, "allow")).task_digests
+    assert before.keys() == {"sources.lang.tasks", "sources.tools.tasks"}
+    write_tasks(several / "train.jsonl", [replace(TRAIN[0], problem="other words"), TRAIN[1]])
+    assert read_inputs(recipe(several, "allow")).task_digests == before
+    write_tasks(several / "train.jsonl", [*reversed(TRAIN)])
+    after = read_inputs(recipe(several, "allow")).task_digests
+    assert {key for key in before if after[key] != before[key]} == {"sources.lang.tasks"}

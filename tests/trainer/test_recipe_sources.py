@@ -137,14 +137,22 @@ def test_a_resumed_run_cannot_change_which_groups_come_next(
     path: Path, run: Path, override: str, change: str
 ) -> None:
     with pytest.raises(ValueError, match=f"a resumed run cannot change ({change})"):
-        _resumed(load_recipe(path, [override]), run, None)
+        _resumed(load_recipe(path, [override]), run, None, {})
+
+
+def test_a_resumed_run_has_the_tasks_with_which_it_began(path: Path) -> None:
+    recipe, digests = load_recipe(path), {"sources.lang.tasks": "a", "sources.tools.tasks": "b"}
+    run = run_directory.create(path.with_name("run"), "run", to_toml(recipe), tasks=digests).root
+    assert _resumed(recipe, run, None, digests).run_id == "run"
+    with pytest.raises(ValueError, match=r"^sources\.tools\.tasks: these are not the tasks with which"):
+        _resumed(recipe, run, None, {**digests, "sources.tools.tasks": "c"})
 
 
 def test_a_resumed_run_may_change_how_rollouts_of_a_source_are_played(
     path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = load_recipe(path, ["sources.lang.limits.turns=9", "sources.lang.harness=pi"])
-    _resumed(changed, run, None)
+    _resumed(changed, run, None, {})
     assert "changed since the run began: sources.lang.limits.turns: 7 -> 9" in capsys.readouterr().out
     assert load_recipe(run / RECIPE_FILE) == changed
 
@@ -152,4 +160,4 @@ def test_a_resumed_run_may_change_how_rollouts_of_a_source_are_played(
 def test_the_order_of_the_tables_says_nothing(path: Path, run: Path) -> None:
     first, second = SOURCES.split("[[sources]]")[1:]
     path.write_text(f"{RECIPE}[[sources]]{second}[[sources]]{first}")
-    _resumed(load_recipe(path), run, None)
+    _resumed(load_recipe(path), run, None, {})

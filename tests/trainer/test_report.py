@@ -81,13 +81,15 @@ def test_the_share_of_groups_without_a_signal_is_told_by_size_where_sizes_differ
     run.rows.clear()
     run.group(5, [0.0, 0.0, 1.0])
     run.group(6, [0.0, 0.0, 0.0])  # trained all the same, as under batch.train_without_signal
-    run.group(7, [1.0] * 5, fate="late")
+    run.group(7, [1.0, 0.0, 1.0, 1.0, 1.0], fate="late")  # it closed with a signal, and was trained too late
     run.write()
     low, high = (100 * bound for bound in wilson_interval(0.25, 4))
     few_low, few_high = (100 * bound for bound in wilson_interval(0.5, 2))
+    one_low, one_high = (100 * bound for bound in wilson_interval(0.0, 1))
     assert (
         f"without a signal      25.0 % ({low:.1f} to {high:.1f}, 95 %) of 4 groups of 2; "
-        f"50.0 % ({few_low:.1f} to {few_high:.1f}, 95 %) of 2 groups of 3"
+        f"50.0 % ({few_low:.1f} to {few_high:.1f}, 95 %) of 2 groups of 3; "
+        f"0.0 % ({one_low:.1f} to {one_high:.1f}, 95 %) of 1 groups of 5"
     ) in report.table(report.summarize(run.directory), run.directory).splitlines()
 
 

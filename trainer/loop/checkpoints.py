@@ -123,7 +123,7 @@ class CheckpointWriter:
             step=state.step,
             version=state.version,
             cursor=self._books.dispatcher.cursor,
-            open_sizes=self._books.groups.sizes,
+            open_groups=self._books.groups.open_groups,
         )
         place = self._checkpoints.place(state.step)
         await self._learner.call("begin_save", place, encode_state(kept))

@@ -249,9 +249,14 @@ def _rollout_faults(recipe: Recipe) -> Iterator[str]:
 def _group_size_faults(recipe: Recipe) -> Iterator[str]:
     curriculum, smallest = recipe.curriculum, recipe.rollout.group_size
     largest = curriculum.max_group_size
+    for name in ("plain_share", "sharpness"):
+        if curriculum.kind == "plain" and getattr(curriculum, name) != getattr(CurriculumRecipe(), name):
+            yield f'curriculum.{name} is of use with curriculum.kind = "signal" only: set that, or remove it'
     if largest is None:
         if curriculum.signal_share != CurriculumRecipe().signal_share:
             yield "curriculum.signal_share is of use with curriculum.max_group_size only: set that, or remove it"
+        if curriculum.kind == "plain" and curriculum.memory_episodes != CurriculumRecipe().memory_episodes:
+            yield 'curriculum.memory_episodes is of use with curriculum.kind = "signal" or curriculum.max_group_size only: remove it'
     elif largest < smallest:
         yield f"curriculum.max_group_size is {largest}; set it to rollout.group_size = {smallest} at least, or remove it"
     if largest is not None and recipe.credit.method == "distill":

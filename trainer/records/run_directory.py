@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,18 +41,25 @@ class RunDirectory:
     run_id: str
 
 
-def create(root: Path, run_id: str, recipe: str, *, kind: str = "rl") -> RunDirectory:
-    """Make `root` the directory of a new run with a recipe of this kind. Raises ValueError where it cannot be written."""
+def create(
+    root: Path, run_id: str, recipe: str, *, kind: str = "rl", tasks: Mapping[str, str] | None = None
+) -> RunDirectory:
+    """Make `root` the directory of a new run with a recipe of this kind. Raises ValueError where it cannot be written.
+
+    `tasks` are digests of the training tasks, by the recipe's key of their file.
+    """
     with writable(root):
         root.mkdir(parents=True, exist_ok=True)
         (root / RECIPE).write_text(recipe)
-        run = RunFile(run_id=run_id, started_at=time.time(), kind=kind)
+        run = RunFile(run_id=run_id, started_at=time.time(), kind=kind, tasks=dict(tasks or {}))
         (root / RUN_FILE).write_bytes(msgspec.json.encode(run))
     return RunDirectory(root.resolve(), run_id)
 
 
-def find(root: Path) -> RunDirectory:
-    """The directory of a run that was started before. Raises ValueError if it is not such a directory."""
+def find(root: Path, *, tasks: Mapping[str, str] | None = None) -> RunDirectory:
+    """The directory of a run that was started before. Raises ValueError if it is not such a directory, or if that run began with training
+    tasks of another digest than `tasks` says.
+    """
     if not root.exists():
         raise ValueError(
             f"{root}: there is no such directory; give that of the run to resume, or start it without --resume"
@@ -61,6 +68,12 @@ def find(root: Path) -> RunDirectory:
         run = msgspec.json.decode((root / RUN_FILE).read_bytes(), type=RunFile)
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
+    for key, digest in (tasks or {}).items():
+        if run.tasks.get(key, digest) != digest:
+            raise ValueError(
+                f"{key}: these are not the tasks with which the run in {root} began, or not in that order: restore the file and its "
+                "verification, on which tasks.min_control and tasks.max_weakness depend, or start a new run"
+            )
     return RunDirectory(root.resolve(), run.run_id)
 
 

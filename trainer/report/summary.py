@@ -367,10 +367,12 @@ def without_signal(rows: Iterable[EpisodeRow]) -> dict[int, Estimate]:
     found = defaultdict[int, list[list[float]]](list)
     for (size, _), members in groups.items():
         fates = {row.fate for row in members}
+        rewards = [row.reward for row in members if row.reward is not None]
+        if fates & {"too_few_valid", "quarantined"}:
+            continue
         if "zero_variance" in fates:
             found[size].append([1.0])
-        elif fates & {"trained", "not_finite"}:
-            rewards = [row.reward for row in members if row.reward is not None]
+        elif fates & {"trained", "not_finite", "overlong", "unjudged", "late"} and len(rewards) > 1:
             found[size].append([float(not has_signal(rewards))])
     shares = {size: mean(each) for size, each in sorted(found.items())} if len(found) > 1 else {}
     return {size: share for size, share in shares.items() if share is not None}

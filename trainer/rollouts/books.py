@@ -78,7 +78,7 @@ class Books:
             self.groups,
             ledger=self.ledger,
             quarantine=self.quarantine,
-            open_sizes=restored.open_sizes,
+            open_groups=restored.open_groups,
         )
         self.judging = Judging(redis, form.run_id, recipe, judge, self.groups, self.ledger, say=say)
         self.closer = GroupCloser(self.groups, self.ledger, self.quarantine, self.judging.waits)

@@ -13,6 +13,9 @@ not tried again. The distributions widen with every other episode, because the p
 To draw a task, every ease is drawn from its distribution (Thompson sampling, Biometrika 1933). So tasks of which little is known are tried
 now and then, and a share of the groups follows the plain order, so that no task is forgotten, whatever its rewards were.
 
+Episodes that fail have no reward, so a task whose image is broken would look new for ever. The probability that a group of a task has
+rewards at all is drawn as well: from Beta(1, k) after k groups in a row in which no episode had one, and 1 if k is 0.
+
 `Curriculum.size` gives easy and hard tasks larger groups, if the recipe allows that.
 
 The evidence is a function of the journal's episode rows in their order, so a resumed run begins with that of its checkpoint, bit for bit. A
@@ -22,7 +25,7 @@ checkpoint keeps its task and its size.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeVar
 
@@ -160,6 +163,9 @@ class Curriculum:
         # Number of the run's episodes when a task was last played
         self._played_at: npt.NDArray[np.int64] = np.zeros(num_tasks, np.int64)
         self._num_episodes = 0
+        # Number of the newest groups in a row in which no episode had a reward
+        self._num_failed: npt.NDArray[np.int64] = np.zeros(num_tasks, np.int64)
+        self._newest: dict[str, str] = {}  # the newest group of each task, by the task's id
         self._ability, self._ability_variance = 0.0, ABILITY_VARIANCE
         self._num_plain = 0  # groups before `_plain_before` that follow the order
         self._plain_before = 0
@@ -167,9 +173,16 @@ class Curriculum:
             self.observe(row)
 
     def observe(self, row: EpisodeRow) -> None:
-        """Takes a settled episode into account, if it is one of training with a reward."""
-        if row.purpose == "train" and row.reward is not None and row.task_id in self._places:
+        """Takes a settled episode into account, if it is one of training with a reward or failed."""
+        if row.purpose != "train" or row.task_id not in self._places:
+            return
+        if row.reward is not None:
             self.add(row.task_id, row.reward)
+            self._newest[row.task_id] = row.group_id
+            self._num_failed[self._places[row.task_id]] = 0
+        elif row.fate == "failed" and self._newest.get(row.task_id) != row.group_id:
+            self._newest[row.task_id] = row.group_id
+            self._num_failed[self._places[row.task_id]] += 1
 
     def add(self, task_id: str, reward: float) -> None:
         """Takes an episode of a known task into account. Rewards are bounded to 0..1."""
@@ -207,7 +220,7 @@ class Curriculum:
         added = EASE_VARIANCE / self._recipe.memory_episodes * num_since
         return np.minimum(self._variances[places] + added, EASE_VARIANCE)
 
-    def choose(self, cursor: int, *, live: Container[str], quarantined: Container[str]) -> str:
+    def choose(self, cursor: int, *, live: Collection[str], quarantined: Collection[str]) -> str:
         """The id of the task of the group at `cursor`. `live` are the ids of tasks whose groups are not settled.
 
         A task in quarantine is chosen only if the plain order says so, or if all tasks are in quarantine.
@@ -219,21 +232,32 @@ class Curriculum:
             task_id = self._order[self._plain_number(cursor)]
             if task_id not in quarantined:
                 return task_id
-        weights = self._signals(chance) ** self._recipe.sharpness
-        for left_out in ((live, quarantined), (quarantined,), ()):
-            free = [not any(one in ids for ids in left_out) for one in self._order.task_ids]
-            if any(free):
-                weights = np.where(free, weights, 0.0)
-                break
+        signals = self._signals(chance)
+        free = self._without(live, quarantined)
+        if not free.any():
+            free = self._without(quarantined)
+        if not free.any():
+            free = self._without()
+        signals[~free] = 0.0
+        # Divided by the largest, or a large exponent would make zeros of all.
+        weights = (signals / (signals.max() or 1.0)) ** self._recipe.sharpness
         total = weights.sum()
-        chances = weights / total if total else np.array(free) / sum(free)
+        chances = weights / total if total else free / free.sum()
         return self._order.task_ids[int(chance.choice(len(chances), p=chances))]
+
+    def _without(self, *left_out: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which tasks are in none of these collections of ids."""
+        found = np.ones(len(self._places), np.bool_)
+        found[[self._places[one] for ids in left_out for one in ids if one in self._places]] = False
+        return found
 
     def _signals(self, chance: np.random.Generator) -> npt.NDArray[np.float64]:
         """The probability that a group has a signal, for each task, with a success rate drawn from its posterior."""
         eases = chance.normal(self._eases, np.sqrt(self._variances_of(slice(None))))
-        rates = 1 / (1 + np.exp(-(self._ability + eases)))
-        return signal(rates, self._group_size)
+        signals = signal(1 / (1 + np.exp(-(self._ability + eases))), self._group_size)
+        failing = np.flatnonzero(self._num_failed)
+        signals[failing] *= 1 - chance.random(len(failing)) ** (1 / self._num_failed[failing])
+        return signals
 
     def _plain_number(self, cursor: int) -> int:
         """The number of groups before `cursor` that follow the plain order."""

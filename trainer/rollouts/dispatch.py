@@ -1,9 +1,9 @@
 """Dispatches requests, in groups, and decides which tasks are left out for the rest of the run.
 
-`curriculum.py` chooses the source, the task and the size of each group. Positions whose task is in quarantine are skipped, and no other
-task moves. A group keeps its size, which is in each of its requests and, while it is open, in the checkpoint. A member that failed is
-enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which its rollout and the step that trains
-it join.
+`curriculum.py` chooses the source, the task and the size of each group. In the plain order, positions whose task is in quarantine are
+skipped, and no other task moves. A group keeps its task and its size, which are in each of its requests and, while it is open, in the
+checkpoint. A member that failed is enqueued again by itself, as a new request of its group. Every request opens a trace of its own, which
+its rollout and the step that trains it join.
 
 Training tasks whose grader cannot be trusted are in quarantine. There are two reasons: the same patch, byte for byte, was judged
 differently; or MAX_GRADER_FAILURES requests in a row returned without a verdict because the grader broke, while it went on judging
@@ -35,7 +35,7 @@ from pipeline.trajectory import TrajectoryHead
 from trainer.recipe import Recipe
 from trainer.records.journal_writer import Journal, OutstandingRequest
 from trainer.rollouts.curriculum import Curriculum, SourceOrder
-from trainer.rollouts.groups import GroupBook, group_id_of
+from trainer.rollouts.groups import GroupBook, OpenGroup, group_id_of
 from trainer.rollouts.ledger import Ledger
 
 MAX_GRADER_FAILURES = 3
@@ -235,7 +235,7 @@ class GroupSources:
         """The name of that source; empty where tasks.train is given, and for what is no training group."""
         return self.at(cursor).name if cursor >= 0 else ""
 
-    def task_at(self, cursor: int, *, live: Container[str], quarantined: Container[str]) -> Task:
+    def task_at(self, cursor: int, *, live: Collection[str], quarantined: Collection[str]) -> Task:
         """The task of a new group at `cursor`, as `Curriculum.choose` chooses it among those of the source."""
         source, (_, number) = self.at(cursor), self._order[cursor]
         return source.tasks[source.curriculum.choose(number, live=live, quarantined=quarantined)]
@@ -257,9 +257,9 @@ class Dispatcher:
         *,
         ledger: Ledger,
         quarantine: Quarantine,
-        open_sizes: Mapping[int, int] | None = None,
+        open_groups: Mapping[int, OpenGroup] | None = None,
     ) -> None:
-        """`open_sizes` are the sizes of the checkpoint's open groups, by cursor."""
+        """`open_groups` are those of the checkpoint, by cursor."""
         self._redis = redis
         self._sources = sources
         self._num_tasks = sum(len(source.tasks) for source in sources)
@@ -267,7 +267,7 @@ class Dispatcher:
         self._ledger = ledger
         self._quarantine = quarantine
         self._unsent: deque[RolloutRequest] = deque()
-        self._open_sizes = open_sizes or {}
+        self._restored = open_groups or {}
         # Keys are (cursor, member), in the order in which `refill` was called.
         self._refills: dict[tuple[int, int | None], None] = {}
         self.cursor = 0  # task-order position of the next group
@@ -314,16 +314,16 @@ class Dispatcher:
         skipped.
         """
         source = self._sources.at(cursor)
-        # A group that lacks members keeps its task.
-        task = source.tasks.get(self._book.task_at(cursor))
+        # A group that lacks members, or was open in the checkpoint, keeps its task and its size.
+        restored = self._restored.get(cursor)
+        task = source.tasks.get(self._book.task_at(cursor) or (restored.task_id if restored else ""))
         if task is None:
-            live = self._book.live_tasks
+            live = self._book.live_tasks(self._ledger.is_closed)
             task = self._sources.task_at(cursor, live=live, quarantined=self._quarantine)
         if task.id in self._quarantine:
             self._ledger.skip(cursor, task.id)
             return False
-        # A group that the book knows keeps its size, whatever this is.
-        size = self._open_sizes.get(cursor) or source.curriculum.size(task.id)
+        size = restored.size if restored else source.curriculum.size(task.id)
         group = self._book.expect(cursor, size=size, version=version, task_id=task.id)
         group.enqueued_at = group.enqueued_at or time.time()
         made = [

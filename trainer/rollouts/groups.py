@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.journal.rows import NO_STAMPS, EpisodeStamps, Fate, JudgedTurn, JudgementFate, JudgementRow
+from pipeline.message import Message
 from pipeline.trajectory import TrajectoryHead
 from trainer.batching.batch import Sample
 from trainer.batching.credit import has_signal
@@ -153,6 +154,13 @@ class Group:
         return {number: _fate(member, valid) for number, member in self.members.items()}
 
 
+class OpenGroup(Message, frozen=True):
+    """The part of a group that was enqueued which it keeps over a resume."""
+
+    task_id: str
+    size: int
+
+
 class GroupBook:
     """All groups that were enqueued and are neither taken nor dropped."""
 
@@ -179,6 +187,8 @@ class GroupBook:
         self._ready: dict[int, Group] = {}
         self._unjudged: set[int] = set()  # ready groups that wait for judgements
         self._taken: set[int] = set()
+        # Tasks of the groups that a step has taken, until they are settled, by cursor
+        self._unsettled: dict[int, str] = {}
         # Requests that were still outstanding when their groups left the book, by request id.
         self.surplus: dict[str, OutstandingRequest] = {}
         # Number of groups in the book, by the version of the weights that they were enqueued with.
@@ -252,14 +262,16 @@ class GroupBook:
         return group.task_id if group else ""
 
     @property
-    def sizes(self) -> dict[int, int]:
-        """The sizes of all groups in the book, by cursor."""
-        return {cursor: group.size for cursor, group in {**self._open, **self._ready}.items()}
+    def open_groups(self) -> dict[int, OpenGroup]:
+        """Task and size of all groups in the book, by cursor."""
+        live = {**self._open, **self._ready}
+        return {cursor: OpenGroup(group.task_id, group.size) for cursor, group in live.items()}
 
-    @property
-    def live_tasks(self) -> set[str]:
-        """Ids of the tasks of all groups in the book."""
-        return {group.task_id for group in (*self._open.values(), *self._ready.values())}
+    def live_tasks(self, is_settled: Callable[[int], bool]) -> set[str]:
+        """Ids of the tasks of all groups that are not settled. `is_settled` says that of a group's cursor."""
+        self._unsettled = {cursor: task for cursor, task in self._unsettled.items() if not is_settled(cursor)}
+        live = (*self._open.values(), *self._ready.values())
+        return {*self._unsettled.values(), *(group.task_id for group in live)}
 
     def find(self, cursor: int, member: int) -> Member | None:
         group = self._open.get(cursor) or self._ready.get(cursor)
@@ -405,6 +417,7 @@ class GroupBook:
         """Return groups that a step had taken and did not train to the ready groups."""
         for group in groups:
             self._taken.discard(group.cursor)
+            self._unsettled.pop(group.cursor, None)
             self._ready[group.cursor] = group
             self._live_by_version[group.enqueued_version] += 1
             self.held_bytes += group.num_bytes
@@ -426,6 +439,7 @@ class GroupBook:
 
     def _take(self, chosen: Sequence[int]) -> list[Group]:
         self._taken.update(chosen)
+        self._unsettled |= {cursor: self._ready[cursor].task_id for cursor in chosen}
         self._unjudged.difference_update(chosen)
         return [self._uncounted(self._ready.pop(cursor)) for cursor in chosen]
 

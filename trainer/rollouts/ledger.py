@@ -21,7 +21,7 @@ from pipeline.message import Message, decode, encode
 from pipeline.trajectory import TrajectoryHead
 from trainer.records.journal_writer import OutstandingRequest, episode_row, withdrawn_row
 from trainer.rollouts.admission import Brake
-from trainer.rollouts.groups import Group, judgement_row
+from trainer.rollouts.groups import Group, OpenGroup, judgement_row
 
 
 class Rows(Protocol):
@@ -63,8 +63,8 @@ class LedgerState(Message, frozen=True, kw_only=True):
     refills: dict[int, int] = field(default_factory=dict)
     # The pairs of `pending`, for the stream of judgements.
     pending_judgements: tuple[tuple[str, str], ...] = ()
-    # Sizes of the groups that were enqueued and not taken by a step, by cursor
-    open_sizes: dict[int, int] = field(default_factory=dict)
+    # Groups that were enqueued and not taken by a step, by cursor
+    open_groups: dict[int, OpenGroup] = field(default_factory=dict)
 
 
 class Ledger:
@@ -213,7 +213,12 @@ class Ledger:
         self._pending_judgements += [(entry, request_id) for entry in entries]
 
     def state(
-        self, *, step: int, version: int, cursor: int, open_sizes: Mapping[int, int] | None = None
+        self,
+        *,
+        step: int,
+        version: int,
+        cursor: int,
+        open_groups: Mapping[int, OpenGroup] | None = None,
     ) -> LedgerState:
         """Everything settled up to now, with the journal's rows forced to disk. The weights must not change between this call
         and the checkpoint that it goes into.
@@ -231,7 +236,7 @@ class Ledger:
             since_step=self.since_step,
             refills=dict(self._refills),
             pending_judgements=tuple(self._pending_judgements),
-            open_sizes=dict(open_sizes or {}),
+            open_groups=dict(open_groups or {}),
         )
 
     def acknowledged(self, state: LedgerState) -> None:

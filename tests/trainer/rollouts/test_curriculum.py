@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import pytest
+from msgspec.structs import replace
 
 from pipeline.journal.rows import EpisodeRow
 from pipeline.request import Purpose
@@ -16,15 +17,17 @@ SIGNAL = CurriculumRecipe(kind="signal")
 GROUP_SIZE = 8
 
 
-def episode(task_id: str, reward: float | None, purpose: Purpose = "train") -> EpisodeRow:
+def episode(
+    task_id: str, reward: float | None, purpose: Purpose = "train", *, group_id: str = "g00000000"
+) -> EpisodeRow:
     return EpisodeRow(
         request_id="r",
-        group_id="g00000000",
+        group_id=group_id,
         task_id=task_id,
         purpose=purpose,
         member=0,
         group_size=GROUP_SIZE,
-        fate="trained",
+        fate="failed" if reward is None else "trained",
         cursor=0,
         version_at_enqueue=0,
         enqueued_at=0.0,
@@ -80,8 +83,9 @@ def test_only_the_newest_episodes_count() -> None:
     assert counts["t1"] > 3 * counts["t0"]
 
 
-def test_failures_and_evaluations_are_no_evidence() -> None:
-    rows = [episode("t0", None)] * 50 + [episode("t0", 1.0, "eval")] * 50 + [episode("unknown", 1.0)]
+def test_evaluations_and_what_was_withdrawn_are_no_evidence() -> None:
+    withdrawn = [replace(episode("t0", None), fate="withdrawn")] * 50
+    rows = [*withdrawn, *[episode("t0", 1.0, "eval")] * 50, episode("unknown", 1.0)]
     assert drawn(curriculum(3, rows=rows), 50) == drawn(curriculum(3), 50)
 
 
@@ -131,3 +135,25 @@ def test_few_groups_are_without_signal_where_many_of_the_plain_order_are(
 
     assert share_without_signal(CurriculumRecipe()) > plain_above
     assert share_without_signal(SIGNAL) < at_most
+
+
+def test_a_task_whose_episodes_only_fail_is_drawn_less_and_less_until_one_of_them_has_a_reward() -> None:
+    known = groups_of("t0", 8, [1.0, 0.0] * (GROUP_SIZE // 2))
+    one_group = [episode("t1", None, group_id="g1")] * GROUP_SIZE
+    failing = [episode("t1", None, group_id=f"g{number}") for number in range(12) for _ in range(GROUP_SIZE)]
+    new, once, often = (
+        Counter(drawn(curriculum(2, rows=[*known, *rows]), 400))["t1"] for rows in ((), one_group, failing)
+    )
+    # Ever less, but not never: a twentieth of the groups follows the plain order.
+    assert new > 2 * once > 2 * often > 0
+    assert often < 20
+    solved = [*failing, episode("t1", 0.0, group_id="g12"), episode("t1", None, group_id="g12")]
+    again = curriculum(2, rows=[*known, *solved])
+    assert Counter(drawn(again, 400))["t1"] > 2 * often
+
+
+@pytest.mark.parametrize("sharpness", [16.0, 1e6])
+def test_the_best_task_is_drawn_whatever_the_exponent(sharpness: float) -> None:
+    recipe = CurriculumRecipe(kind="signal", plain_share=0.0, sharpness=sharpness)
+    rows = [*groups_of("t0", 60, [1.0] * GROUP_SIZE), *groups_of("t1", 60, [1.0, 0.0] * 4)]
+    assert {*drawn(curriculum(2, recipe, rows), 50)} == {"t1"}

@@ -106,7 +106,7 @@ async def test_a_group_is_as_large_as_its_task_needs_when_it_is_enqueued(
         first.books.sources.observe(row)
     await first.dispatcher.open_groups(1, version=0)
     # 3 members are enough for 0.6 at p = 1/2 (0.75), and not at p = 1/4 (0.5625).
-    larger = first.book.sizes[1]
+    larger = first.book.open_groups[1].size
     assert larger > 3
     assert [(one.cursor, one.member, one.group_size) for one in await enqueued(pool)] == [
         *((0, member, 3) for member in range(3)),
@@ -121,7 +121,7 @@ async def test_an_open_group_keeps_its_size_after_a_resume_whatever_has_been_lea
 ) -> None:
     first = side(pool, journal)
     await first.dispatcher.open_groups(3, version=0)
-    state = first.ledger.state(step=0, version=0, cursor=3, open_sizes=first.book.sizes)
+    state = first.ledger.state(step=0, version=0, cursor=3, open_groups=first.book.open_groups)
     before = [(one.cursor, one.member, one.group_size) for one in await enqueued(pool)]
     assert before == [(cursor, member, 3) for cursor in range(3) for member in range(3)]
     make_hard(journal)
@@ -135,7 +135,7 @@ async def test_an_open_group_keeps_its_size_after_a_resume_whatever_has_been_lea
     await resumed.recovery.enqueue_missing(version=0)
     assert [(one.cursor, one.member, one.group_size) for one in await enqueued(pool)] == before
     await resumed.dispatcher.open_groups(1, version=0)
-    *kept, following = resumed.book.sizes.values()
+    *kept, following = [group.size for group in resumed.book.open_groups.values()]
     assert (kept, following > 3) == ([3, 3, 3], True)
 
 
@@ -154,3 +154,22 @@ async def test_a_group_enqueued_after_the_checkpoint_is_lost_with_redis_and_size
     await resumed.dispatcher.open_groups(2, version=0)
     assert [(one.cursor, one.task.id, one.member, one.group_size) for one in await enqueued(pool)] == before
     assert len(before) > 6
+
+
+async def test_an_open_group_keeps_its_task_after_a_resume_whatever_has_been_learned(
+    pool: ArqRedis, journal: Journal
+) -> None:
+    signal, tasks = CurriculumRecipe(kind="signal"), [f"t{number}" for number in range(9)]
+    first = TrainerSide(pool, journal, tasks=tasks, group_size=2, curriculum=signal)
+    await first.dispatcher.open_groups(3, version=0)
+    state = first.ledger.state(step=0, version=0, cursor=3, open_groups=first.book.open_groups)
+    before = [(one.cursor, one.task.id) for one in await enqueued(pool)]
+    played = {task_id for _, task_id in before}
+    for task_id in tasks:
+        for number in range(200):
+            journal.append(episode(task_id, float(task_id in played or number % 2)))
+    await pool.flushall()
+    resumed = TrainerSide(pool, journal, tasks=tasks, group_size=2, curriculum=signal, restored=state)
+    await resumed.recovery.restore(state)
+    await resumed.recovery.enqueue_missing(version=0)
+    assert [(one.cursor, one.task.id) for one in await enqueued(pool)] == before

@@ -127,6 +127,18 @@ def test_a_step_does_not_wait_where_the_recipe_lets_groups_run_late() -> None:
     assert b.take(behind(1)) is not None
 
 
+def test_the_task_of_a_group_is_live_until_the_group_is_settled() -> None:
+    b, settled = book(), set[int]()
+    group = fill(b, 0, [1.0, 0.0])
+    assert b.live_tasks(settled.__contains__) == {group.task_id}
+    assert b.verdict(group) == "trained"
+    taken = b.take(lambda version: 0)
+    assert taken == [group]
+    assert b.live_tasks(settled.__contains__) == {group.task_id}, "the step has not been published yet"
+    settled.add(0)
+    assert not b.live_tasks(settled.__contains__)
+
+
 def test_a_groups_id_tells_its_cursor() -> None:
     assert cursor_of(group_id_of(12)) == 12
     with pytest.raises(ValueError, match="is not a group of a training run"):
