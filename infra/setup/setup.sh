@@ -87,6 +87,8 @@ install_packages() {
     "$venv/bin/python" infra/setup/extras.py base workers trainer sinks tasksets serving bench dev >"$wanted"
     install --requirement "$wanted" --requirement infra/setup/engine.txt
     install --no-deps --requirement infra/setup/no-deps.txt --requirement benchmarks/no-deps.txt
+    # The wheel of swesmith has a package with the name `tests`, which would hide the one of this checkout.
+    rm -rf "$venv"/lib/python3*/site-packages/tests
     # The checkout itself: the command `swerve`, and our packages for users who work in another directory.
     install --no-deps --no-build-isolation --editable .
     # Old rows get their eval scripts from a release that cannot be installed beside the one that grades.

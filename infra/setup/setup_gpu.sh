@@ -45,6 +45,7 @@ if .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is not No
 "${pip[@]}" "${reinstall[@]}" --index-url "$index" torch==2.13.0
 "$python" infra/setup/extras.py base workers trainer tasksets serving dev | "${pip[@]}" --requirement /dev/stdin
 "${pip[@]}" --no-deps --requirement infra/setup/no-deps.txt
+rm -rf .venv/lib/python3*/site-packages/tests # of swesmith; it would hide the one of this checkout
 "${pip[@]}" --no-deps --no-build-isolation --editable .
 
 say 'SGLang into .venv-engine'
