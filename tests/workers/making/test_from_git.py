@@ -15,8 +15,8 @@ import pytest
 
 from pipeline.taskfile import gold_path, read_gold, read_tasks, read_verified, standing, verified_path
 from tests.workers.making.repositories import Repository
-from workers.making.candidates import CandidateBook, CommitCandidate
-from workers.making.from_git import TaskProvenance
+from workers.making.candidates import CandidateBook, TaskCandidate
+from workers.making.stages import TaskProvenance
 from workers.tasksets.__main__ import main
 
 PRICING = "def discounted(cents, percent):\n    return cents * (100 - percent) // 100\n"
@@ -184,7 +184,7 @@ def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     assert repository.git("status", "--porcelain") == ""
 
 
-def candidates(out: Path) -> list[CommitCandidate]:
+def candidates(out: Path) -> list[TaskCandidate]:
     path = out / "candidates.jsonl"
     return list(CandidateBook.read(path).candidates.values()) if path.exists() and path.stat().st_size else []
 
