@@ -134,6 +134,11 @@ class CandidateBook:
     def close(self) -> None:
         os.close(self._descriptor)
 
+    @property
+    def kept(self) -> list[TaskCandidate]:
+        """The candidates that are tasks, in order."""
+        return [one for one in self.candidates.values() if one.outcome == "kept"]
+
     def at(self, stage: Stage) -> list[TaskCandidate]:
         """The candidates that have passed `stage` or a later one, in order."""
         least = STAGES.index(stage)
@@ -170,7 +175,7 @@ def funnel(book: CandidateBook, labels: Mapping[Stage, str]) -> Iterator[str]:
             yield visible_line(
                 f"{-len(fallen):>11}  {reason} (such as {fallen[0].sha[:EXAMPLE_CHARS]}{detail})"
             )
-    yield f"{sum(one.outcome == 'kept' for one in book.candidates.values()):>7}  kept"
+    yield f"{len(book.kept):>7}  kept"
 
 
 def eval_script(modules: Iterable[str], deselected: Iterable[str] = ()) -> str:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from workers.making.candidates import Settings, Stage, TaskCandidate, eval_script
-from workers.making.history import Commit, Fallen, Fix, GitError, Split, iso_date, split_of
+from workers.making.history import Commit, Fallen, Fix, GitError, Split, iso_date, resolved, split_of
 from workers.making.problems import (
     Discussions,
     joined,
@@ -97,12 +97,12 @@ class CommitWalk:
         options = self.stages.options
         if options.only:
             shas = [
-                self.stages.history.resolved(name.strip(), "--only")
+                resolved(options.repository, name.strip(), "--only")
                 for name in options.only.split(",")
                 if name.strip()
             ]
             return tuple(next(self.stages.history.commits(sha, "-1")) for sha in shas)
-        head = self.stages.history.resolved(options.branch, "--branch")
+        head = resolved(options.repository, options.branch, "--branch")
         words = [f"--{name}={value}" for name in ("since", "until") if (value := getattr(options, name))]
         words += [f"--max-count={options.max_commits}"] if options.max_commits else []
         return tuple(self.stages.history.commits(head, *words))

@@ -275,8 +275,8 @@ class Stages:
             return
         tasks = [one.task for one in built if one.task]
         golds = {one.gold.id: one.gold for one in built if one.gold}
-        _replace(self.out / TASKS, lambda path: write_tasks(path, tasks))
-        _replace(gold_path(self.out / TASKS), lambda path: write_gold(path, golds.values()))
+        replace_file(self.out / TASKS, lambda path: write_tasks(path, tasks))
+        replace_file(gold_path(self.out / TASKS), lambda path: write_gold(path, golds.values()))
         verified, measured = Book.beside(self.out / TASKS), self.options.max_weakness is not None
         unknown = [
             one.task for one in todo if one.task and not _is_known(verified, one.task, measured=measured)
@@ -362,7 +362,7 @@ class Stages:
 
     def write_kept(self) -> None:
         """Writes train.jsonl with what belongs to it, and where each task is from."""
-        kept = [one for one in self.book.candidates.values() if one.outcome == "kept"]
+        kept = self.book.kept
         tasks = [one.task for one in kept if one.task]
         if not tasks:
             return
@@ -394,7 +394,7 @@ class Stages:
             for one in kept
             if one.task
         ]
-        _replace(
+        replace_file(
             self.out / PROVENANCE, lambda path: path.write_bytes(msgspec.json.Encoder().encode_lines(lines))
         )
 
@@ -407,7 +407,7 @@ def _is_known(book: Book, task: Task, *, measured: bool) -> bool:
     return not (measured and entry.ok and entry.strength is None)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file so that at any moment the old or the new one is there."""
     partial = path.with_name(f".{path.name}")
     write(partial)
