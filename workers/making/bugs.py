@@ -59,7 +59,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Bug:
+class PlantedBug:
     """An edit that replaces the bytes from `start` to `end` of the function's file by `becomes`."""
 
     kind: BugKind
@@ -68,7 +68,7 @@ class Bug:
     end: int
     becomes: bytes
 
-    def touches(self, other: "Bug") -> bool:
+    def touches(self, other: "PlantedBug") -> bool:
         """Whether the other bug is in the same function or text."""
         is_apart = self.end <= other.start or other.end <= self.start
         return self.function == other.function or (self.function.path == other.function.path and not is_apart)
@@ -84,23 +84,23 @@ def is_product(path: str, source: bytes) -> bool:
     )
 
 
-def functions_and_bugs(path: str, source: bytes) -> tuple[list[Function], list[Bug]]:
+def functions_and_bugs(path: str, source: bytes) -> tuple[list[Function], list[PlantedBug]]:
     """The functions of a file, outer ones first, and the bugs inside each; none if the source cannot be parsed."""
     functions, places = _LANGUAGES[posixpath.splitext(path)[1]](path, source)
-    found: dict[tuple[int, int, bytes], Bug] = {}
+    found: dict[tuple[int, int, bytes], PlantedBug] = {}
     for kind, start, end, becomes in places:
         around = [one for one in functions if one.start <= start and end <= one.end]
         if around:
-            found.setdefault((start, end, becomes), Bug(kind, around[-1], start, end, becomes))
+            found.setdefault((start, end, becomes), PlantedBug(kind, around[-1], start, end, becomes))
     return functions, list(found.values())
 
 
-def in_turn(bugs: Iterable[Bug], seed: int) -> list[Bug]:
+def in_turn(bugs: Iterable[PlantedBug], seed: int) -> list[PlantedBug]:
     """The bugs in an order that depends on them and the seed alone: one of each function, a second one of each, and so on. Of a function,
     one of each kind comes before a second of any kind.
     """
     turns = Counter[tuple[Function, BugKind]]()
-    by_function: dict[Function, list[tuple[int, str, Bug]]] = defaultdict(list)
+    by_function: dict[Function, list[tuple[int, str, PlantedBug]]] = defaultdict(list)
     for bug in sorted(bugs, key=lambda bug: _rank(seed, bug)):
         kind = (bug.function, bug.kind)
         by_function[bug.function].append((turns[kind], _rank(seed, kind), bug))
@@ -114,14 +114,14 @@ def _rank(seed: int, one: object) -> str:
     return hashlib.sha256(f"{seed}:{one}".encode()).hexdigest()
 
 
-def with_bugs(source: bytes, bugs: Iterable[Bug]) -> bytes:
+def with_bugs(source: bytes, bugs: Iterable[PlantedBug]) -> bytes:
     """The source with these bugs, which do not overlap."""
     for bug in sorted(bugs, key=lambda bug: bug.start, reverse=True):
         source = source[: bug.start] + bug.becomes + source[bug.end :]
     return source
 
 
-def tidied(source: bytes, bug: Bug) -> Bug | None:
+def tidied(source: bytes, bug: PlantedBug) -> PlantedBug | None:
     """The bug as somebody would have written it; None if the code does not parse with it, or means the same to tests as without it."""
     meaning = meaning_of(with_bugs(source, [bug]))
     if meaning is None or meaning == _meaning(source):
@@ -144,7 +144,7 @@ def _dumped(source: bytes) -> str:
     return ast.dump(file.tree) if file else ""
 
 
-def _variants(source: bytes, bug: Bug) -> Iterator[Bug]:
+def _variants(source: bytes, bug: PlantedBug) -> Iterator[PlantedBug]:
     """The same edit with a blank, a comma or a pair of brackets less."""
     if bug.becomes == b" ":
         yield replace(

@@ -21,7 +21,15 @@ from workers.harness.building import PackageError
 from workers.images.api import ImageError
 from workers.leaks.answers import answers_in_problem
 from workers.leaks.signature import Matcher, is_answer, is_near, signature_of
-from workers.making.bugs import Bug, Function, functions_and_bugs, in_turn, is_product, tidied, with_bugs
+from workers.making.bugs import (
+    Function,
+    PlantedBug,
+    functions_and_bugs,
+    in_turn,
+    is_product,
+    tidied,
+    with_bugs,
+)
 from workers.making.candidates import TaskCandidate, eval_script
 from workers.making.environments import WORKDIR, Environments
 from workers.making.history import TEST_MODULE, Commit, Fallen, Fix, GitError, History, resolved, split_of
@@ -42,11 +50,11 @@ _COMPILED = (".pyc", ".pyo")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BugPlan:
     """The bugs of one candidate. `sha` is a hash of them and of the commit."""
 
     sha: str
-    bugs: tuple[Bug, ...]
+    bugs: tuple[PlantedBug, ...]
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -118,9 +126,9 @@ class Planter:
             path.unlink()
             raise ValueError(f"REPO: no test of a test_*.py or *_test.py passes in the image: {log}")
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[BugPlan]:
         """What may be tried, in order."""
-        options, found = self.stages.options, list[Bug]()
+        options, found = self.stages.options, list[PlantedBug]()
         for path in sorted({path for path, _ in self._tests if path in self._files}):
             source = self.stages.history.blob(self._files[path])
             if is_product(path, source):
@@ -134,9 +142,9 @@ class Planter:
             if not any(one.touches(other) for one, other in itertools.combinations(bugs, 2)):
                 edits = [(bug.function.path, bug.start, bug.end, bug.becomes) for bug in bugs]
                 digest = hashlib.sha256(repr((self.commit.sha, edits)).encode()).hexdigest()
-                yield Plan(digest[: len(self.commit.sha)], bugs)
+                yield BugPlan(digest[: len(self.commit.sha)], bugs)
 
-    async def _probe(self, plans: Sequence[Plan], need: int) -> None:
+    async def _probe(self, plans: Sequence[BugPlan], need: int) -> None:
         """Tries bugs until `need` candidates wait, and enters what became of each, in order."""
         began_at, had = time.monotonic(), len(self._waiting())
         if had >= need:
@@ -158,7 +166,7 @@ class Planter:
                 if found >= need or all(isinstance(result, RolloutError) for result in results.values()):
                     return
 
-    def _is_new(self, plan: Plan) -> bool:
+    def _is_new(self, plan: BugPlan) -> bool:
         known = self.stages.book.candidates.get(plan.sha)
         return plan.sha not in self._probed and (
             known is None or (known.stage, known.outcome) == ("seen", "failed")
@@ -191,13 +199,15 @@ class Planter:
             verdict=verdict,
         )
 
-    async def _results(self, sandboxes: Sandboxes, claim: Claim, plans: Sequence[Plan]) -> dict[str, Noticed]:
+    async def _results(
+        self, sandboxes: Sandboxes, claim: Claim, plans: Sequence[BugPlan]
+    ) -> dict[str, Noticed]:
         """What the tests say of each plan; each job takes one after another into the same container."""
         waiting, found = iter(plans), dict[str, Noticed]()
 
         async def work(_: int) -> None:
             for plan in waiting:
-                current: Plan | None = plan
+                current: BugPlan | None = plan
                 try:
                     async with sandboxes.open(claim, role="grade") as sandbox:
                         bench = TestBench(sandbox)
@@ -214,7 +224,7 @@ class Planter:
         await side_by_side(range(num_jobs), work, num_jobs=num_jobs)
         return found
 
-    async def _noticed(self, bench: TestBench, plan: Plan) -> list[RanTest] | Fallen:
+    async def _noticed(self, bench: TestBench, plan: BugPlan) -> list[RanTest] | Fallen:
         """The tests that fail with the bugs of a plan, each of which some test notices alone."""
         bugs = await asyncio.to_thread(self.tidied, plan)
         if bugs is None:
@@ -234,14 +244,14 @@ class Planter:
             return Fallen("no test passes with it")
         return failing
 
-    def _tests_of(self, bug: Bug) -> list[RanTest]:
+    def _tests_of(self, bug: PlantedBug) -> list[RanTest]:
         return self._tests.get((bug.function.path, bug.function.line), [])[:MOST_TESTS]
 
-    def tidied(self, plan: Plan) -> list[Bug] | None:
+    def tidied(self, plan: BugPlan) -> list[PlantedBug] | None:
         bugs = [tidied(self._sources[bug.function.path], bug) for bug in plan.bugs]
         return [bug for bug in bugs if bug] if all(bugs) else None
 
-    def texts(self, bugs: Sequence[Bug]) -> dict[str, bytes]:
+    def texts(self, bugs: Sequence[PlantedBug]) -> dict[str, bytes]:
         """The files with these bugs."""
         paths = {bug.function.path for bug in bugs}
         return {
@@ -249,11 +259,11 @@ class Planter:
             for path in sorted(paths)
         }
 
-    def _base(self, bugs: Sequence[Bug], hidden: Iterable[str]) -> str:
+    def _base(self, bugs: Sequence[PlantedBug], hidden: Iterable[str]) -> str:
         """The commit with these bugs and without the hidden tests."""
         return self.stages.history.changed(self.commit.sha, {**self.texts(bugs), **dict.fromkeys(hidden)})
 
-    def candidate(self, plan: Plan, noticed: Noticed) -> TaskCandidate:
+    def candidate(self, plan: BugPlan, noticed: Noticed) -> TaskCandidate:
         """The candidate with its problem, or with the reason why it becomes no task."""
         one = TaskCandidate(
             sha=plan.sha,
@@ -279,7 +289,7 @@ class Planter:
         except RolloutError as error:
             return replace(one, outcome="failed", reason="could not be tried", detail=str(error))
 
-    def _with_problem(self, one: TaskCandidate, plan: Plan, failing: Sequence[RanTest]) -> TaskCandidate:
+    def _with_problem(self, one: TaskCandidate, plan: BugPlan, failing: Sequence[RanTest]) -> TaskCandidate:
         """Raises Fallen, GitError."""
         stages = self.stages
         base = self._base(self.tidied(plan) or [], sorted({test.path for test in failing}))

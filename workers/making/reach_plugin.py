@@ -27,12 +27,11 @@ found = {}  # what is known of the running test
 
 
 def write(**line):
+    """Appends a line at once, because other processes may write, too."""
     line["process"] = os.getpid()
     report = os.open(os.environ["SWERVE_REPORT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(
-            report, (json.dumps(line) + "\n").encode()
-        )  # at once, because other processes may write, too
+        os.write(report, (json.dumps(line) + "\n").encode())
     finally:
         os.close(report)
 

@@ -59,7 +59,7 @@ class RanTest(msgspec.Struct, frozen=True):
     failure: Failure | None = None
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _ReportLine(msgspec.Struct, frozen=True):
     """A line of the report: a function, a test, or a file that cannot be collected."""
 
     process: int = 0
@@ -90,7 +90,7 @@ def read_report(report: bytes, *, ended: bool = True) -> TestsRun:
     tests: dict[str, RanTest] = {}
     for line in report.splitlines():
         try:
-            one = msgspec.json.decode(line, type=_Line)
+            one = msgspec.json.decode(line, type=_ReportLine)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if one.code:

@@ -17,10 +17,7 @@ from workers.making.reaching import Failure
 
 MOST_EXAMPLES = 3
 MOST_CODE_LINES, MOST_CODE_CHARS, MOST_OUTPUT_LINES, MOST_LINE_CHARS = 12, 1000, 12, 300
-_FAILED = (
-    "AssertionError",
-    "Failed",
-)  # exceptions by which a test, rather than the code, says that something is wrong
+_FAILED = ("AssertionError", "Failed")  # exceptions by which tests notice a wrong result
 _EXPECTING = ("raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns", "assertLogs")
 _SETS_UP = ("setUp", "setup_method", "setup")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
@@ -78,8 +75,8 @@ def example_of(
     is_short = len(code) <= MOST_CODE_CHARS and code.count("\n") < MOST_CODE_LINES
     if not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
         return None
-    has_failed = failure.exception.rpartition(".")[2] in _FAILED
-    return Example(code, called, "" if has_failed else failure.exception, output)
+    is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1][0] == path
+    return Example(code, called, "" if is_noticed else failure.exception, output)
 
 
 def problem_with(examples: Sequence[Example]) -> str:

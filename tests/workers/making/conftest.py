@@ -11,7 +11,7 @@ from tests.workers.making.repositories import Repository
 
 
 @pytest.fixture
-def named_repository(tmp_path: Path, docker_client: docker.DockerClient) -> Iterator[Repository]:
+def repository(tmp_path: Path, docker_client: docker.DockerClient) -> Iterator[Repository]:
     """A repository with a name of its own; images that are made of it are removed."""
     made = Repository.at(tmp_path / f"t{secrets.token_hex(6)}")
     yield made

@@ -7,8 +7,8 @@ import pytest
 
 from workers.making.bugs import (
     KINDS,
-    Bug,
     BugKind,
+    PlantedBug,
     functions_and_bugs,
     in_turn,
     is_product,
@@ -46,7 +46,7 @@ class Shop:
 '''
 
 
-def bugs_of(source: bytes, kind: BugKind | None = None) -> list[Bug]:
+def bugs_of(source: bytes, kind: BugKind | None = None) -> list[PlantedBug]:
     _, bugs = functions_and_bugs("shop.py", source)
     found = [tidied(source, bug) for bug in in_turn(bugs, 0) if kind in (None, bug.kind)]
     return [bug for bug in found if bug]
@@ -131,7 +131,7 @@ def test_a_change_that_tests_cannot_notice_or_that_does_not_parse_is_no_bug() ->
     returned = next(bug for bug in bugs if source[bug.start : bug.end].strip() == b"return None")
     assert tidied(source, returned) is None
     first = next(bug for bug in bugs if bug.becomes == b"2")
-    assert tidied(source, Bug("constant", first.function, first.start, first.end, b"2 +")) is None
+    assert tidied(source, PlantedBug("constant", first.function, first.start, first.end, b"2 +")) is None
 
 
 def test_functions_have_the_names_and_lines_that_their_code_objects_have() -> None:

@@ -27,19 +27,10 @@ from workers.tasksets.__main__ import main
 @pytest.mark.slow
 @pytest.mark.timeout(1400)
 def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
-    tmp_path: Path, named_repository: Repository, task_image: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, repository: Repository, task_image: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shas, out = with_history(named_repository), tmp_path / "out"
-    command = [
-        "from-git",
-        str(named_repository.path),
-        "--out",
-        str(out),
-        "--repeat",
-        "1",
-        "--base",
-        task_image,
-    ]
+    shas, out = with_history(repository), tmp_path / "out"
+    command = ["from-git", str(repository.path), "--out", str(out), "--repeat", "1", "--base", task_image]
     assert main(command) == 0
     printed = capsys.readouterr().out
     book = CandidateBook.read(out / "candidates.jsonl")
@@ -80,38 +71,29 @@ def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     before = (out / "candidates.jsonl").read_bytes()
     assert main(command) == 0
     assert (out / "candidates.jsonl").read_bytes() == before
-    assert main(["from-git", str(named_repository.path), "--out", str(out), "--report"]) == 0
+    assert main(["from-git", str(repository.path), "--out", str(out), "--report"]) == 0
     assert printed.endswith(capsys.readouterr().out.split("kept\n")[0] + "kept\n")
-    assert named_repository.git("status", "--porcelain") == ""
+    assert repository.git("status", "--porcelain") == ""
 
 
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.timeout(1400)
 def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
-    tmp_path: Path, named_repository: Repository, task_image: str
+    tmp_path: Path, repository: Repository, task_image: str
 ) -> None:
-    named_repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
-    named_repository.commit(
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    repository.commit(
         "Half cents are lost in discounts, and they have to be rounded up",
         {"pricing.py": ROUNDS, "tests/test_pricing.py": TEST + TEST_HALF},
     )
-    named_repository.commit(
+    repository.commit(
         "Shipping costs nothing yet, although it should cost 490 cents, by `shipped`",
         {"pricing.py": ROUNDS + SHIPS, "tests/test_shipped.py": TEST_SHIPPED},
     )
 
     def command(out: Path) -> list[str]:
-        words = [
-            "from-git",
-            str(named_repository.path),
-            "--out",
-            str(out),
-            "--repeat",
-            "1",
-            "--base",
-            task_image,
-        ]
+        words = ["from-git", str(repository.path), "--out", str(out), "--repeat", "1", "--base", task_image]
         return [*words, "--jobs", "1"]
 
     out, whole = tmp_path / "killed", tmp_path / "whole"
