@@ -238,7 +238,7 @@ class Planter:
                 return Fallen("the tests do not come to their end")
             if not failing:
                 return Fallen("no test notices it")
-            if all(test.failure and test.failure.exception in _UNDEFINED for test in failing):
+            if any(test.failure and test.failure.exception in _UNDEFINED for test in failing):
                 return Fallen("leaves a name without a value")
         if len(failing) == sum(test.outcome == "passed" for test in self._run.tests.values()):
             return Fallen("no test passes with it")

@@ -69,7 +69,7 @@ def failure_of(excinfo, item):
         message = str(excinfo.value)[:MOST_CHARS]
     except Exception:
         message = ""
-    frames = [(inside(entry.path), entry.lineno + 1) for entry in excinfo.traceback]
+    frames = [(inside(entry.path), entry.lineno + 1, entry.name) for entry in excinfo.traceback]
     parameters = {}
     for parameter, value in getattr(getattr(item, "callspec", None), "params", {}).items():
         if isinstance(value, (str, bytes, int, float, list, tuple, dict, set, type(None))):

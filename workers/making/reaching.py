@@ -36,15 +36,20 @@ CodePlace: TypeAlias = tuple[str, int]
 """The path of a file, and the first line of a function in it."""
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """How a test failed: the exception, the lines that it went through, the outermost first, and the test's parameters in Python.
+class RaisedIn(msgspec.Struct, frozen=True, array_like=True):
+    """A line that an exception went through; outside of the repository it has no path."""
 
-    A line outside of the repository has no path.
-    """
+    path: str
+    line: int
+    function: str = ""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How a test failed: the exception, where it went through, the outermost first, and the test's parameters in Python."""
 
     exception: str
     message: str = ""
-    frames: tuple[tuple[str, int], ...] = ()
+    frames: tuple[RaisedIn, ...] = ()
     parameters: dict[str, str] = {}
 
 

@@ -63,11 +63,13 @@ def example_of(
 
     `test` is the test's name, and `file` the text of its file at `path`.
     """
-    lines = [line for place, line in failure.frames if place == path]
-    around = _statements_around(file.tree, lines[-1]) if lines else []
-    shown = _shown(around[-1], lines[-1]) if around else []
+    in_test = [number for number, frame in enumerate(failure.frames) if frame.path == path]
+    line = failure.frames[in_test[-1]].line if in_test else 0
+    around = _statements_around(file.tree, line)
+    shown = _shown(around[-1], line) if around else []
     needed = _needed(list(_before(around)), shown)
-    called = _called([*shown, *reversed(needed)], callables)
+    entered = [frame.function for frame in failure.frames[in_test[-1] + 1 :] if frame.path] if in_test else []
+    called = next(_called(entered, [*shown, *reversed(needed)], callables), "")
     names = {name for one in (*needed, *shown) for name in _names(one)}
     given = [f"{name} = {value}" for name, value in failure.parameters.items() if name in names]
     code = "\n".join([*given, *(_text(file, one) for one in (*needed, *shown))])
@@ -75,7 +77,7 @@ def example_of(
     is_short = len(code) <= MOST_CODE_CHARS and code.count("\n") < MOST_CODE_LINES
     if not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
         return None
-    is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1][0] == path
+    is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1].path == path
     return Example(code, called, "" if is_noticed else failure.exception, output)
 
 
@@ -116,8 +118,8 @@ def _shown(statement: ast.stmt, line: int) -> list[ast.stmt | ast.expr]:
             return [value]
         case ast.Expr(value=ast.Call(args=[first, *_])) if _is_check(statement):
             return [first]
-        case ast.With(body=body) if statement.lineno == line:
-            return [*body]
+        case ast.With(items=items, body=body) if statement.lineno == line:
+            return [*body] if any(map(_is_check, items)) else [item.context_expr for item in items]
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr() | ast.Delete():
             return [statement]
         case _:
@@ -159,25 +161,37 @@ def _is_check(node: ast.AST) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
-
-
-def _called(nodes: Sequence[ast.AST], callables: Collection[str]) -> str:
-    """The name of the first of these functions that is called, a public one if there is one; properties count. "" if there is none."""
-    found: list[str] = []
-    for one in (inner for node in nodes for inner in ast.walk(node)):
+    for one in ast.walk(node):
         match one:
-            case ast.Call(func=ast.Name(id=name)) | ast.Attribute(attr=name) if name in callables:
-                found.append(name)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
             case _:
                 pass
-    return min(found, key=lambda name: name.startswith("_"), default="")
+
+
+def _called(entered: Sequence[str], nodes: Sequence[ast.AST], callables: Collection[str]) -> Iterator[str]:
+    """Those of these functions that may be named as the one that fails, the likeliest first: the one through which an exception came, the
+    public ones that are called, the others, properties.
+    """
+    calls, properties = list[str](), list[str]()
+    for one in (inner for node in nodes for inner in ast.walk(node)):
+        match one:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+                calls.append(name)
+            case ast.Attribute(attr=name):
+                properties.append(name)
+            case _:
+                pass
+    found = [*entered[:1], *sorted(calls, key=lambda name: name.startswith("_")), *properties]
+    return (name for name in found if name in callables)
 
 
 def _text(file: TestFile, node: ast.AST) -> str:
     """The source of a statement or an expression, without its indentation."""
     assert isinstance(node, ast.stmt | ast.expr)
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     start = file.line_starts[node.lineno - 1] + node.col_offset
+    start = min([start, *(file.start(one) - len("@") for one in decorators)])
     end = file.line_starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
     text = file.source[start:end].decode()
     return textwrap.dedent(" " * node.col_offset + text)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.workers.making.shop import FILES, run_of, shop_at
-from workers.making.reaching import read_report
+from workers.making.reaching import RaisedIn, read_report
 
 DISCOUNT = "tests/test_discounts.py::test_a_discount_is_taken"
 HALF = "tests/test_discounts.py::TestLarge::test_half"
@@ -31,7 +31,10 @@ def test_a_failure_has_its_exception_lines_and_parameters_and_only_the_wanted_te
     failure = found.tests[parcel].failure
     assert failure
     assert (failure.exception, failure.message) == ("AttributeError", "'int' object has no attribute 'cents'")
-    assert failure.frames[-2:] == (("tests/test_shipping.py", 7), ("shop.py", 19))
+    assert failure.frames[-2:] == (
+        RaisedIn("tests/test_shipping.py", 7, "test_parcels"),
+        RaisedIn("shop.py", 19, "shipped"),
+    )
     assert failure.parameters == {"cents": "1000", "total": "1490"}
     failure = found.tests[DISCOUNT].failure
     assert failure

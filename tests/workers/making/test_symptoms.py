@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from workers.grading.controls.spans import read
-from workers.making.reaching import Failure
+from workers.making.reaching import Failure, RaisedIn
 from workers.making.symptoms import Example, chosen, example_of, problem_with
 
 PATH = "tests/test_shop.py"
@@ -14,7 +14,7 @@ PATH = "tests/test_shop.py"
 def example(source: str, line: int, failure: Failure, test: str = "test_order") -> Example | None:
     file = read(textwrap.dedent(source).strip().encode())
     assert file
-    frames = (("", 3), (PATH, line), *failure.frames)
+    frames = (RaisedIn("", 3), RaisedIn(PATH, line), *failure.frames)
     failure = Failure(failure.exception, failure.message, frames, failure.parameters)
     return example_of(failure, f"{PATH}::{test}", PATH, file, {"order", "Shop", "rows", "_sent"})
 
@@ -41,6 +41,12 @@ WRONG = Failure("AssertionError", "assert 3 == 4\n +  where 3 = order(1)")
             "shop = Shop()\nshop.add(price,\n         1)\nnot order(shop, more)",
         ),
         ("def test_order():\n    with pytest.raises(OSError):\n        order(1)", 2, "order(1)"),
+        ("def test_order():\n    with order(1) as a:\n        pass", 2, "order(1)"),
+        (
+            "def test_order():\n    @way\n    def a(b):\n        pass\n    assert order(a)",
+            5,
+            "@way\ndef a(b):\n    pass\norder(a)",
+        ),
         ("def test_order():\n    found = order(1)\n    return found", 2, "found = order(1)"),
         ("def test_order():\n    for a in b:\n        assert order(a)", 3, "order(a)"),
         (
@@ -67,9 +73,9 @@ def test_the_failing_call_is_shown_with_what_it_needs_and_without_what_checks_it
 
 
 def test_parameters_of_a_test_have_their_values() -> None:
-    failure = Failure("shop.NoPrice", "7", (("shop.py", 3),), {"cents": "7", "total": "8"})
-    found = example("def test_order(cents, total):\n    assert order(cents)", 2, failure)
-    assert found == Example("cents = 7\norder(cents)", "order", "shop.NoPrice", "shop.NoPrice: 7")
+    failure = Failure("shop.NoPrice", "7", (RaisedIn("shop.py", 3, "order"),), {"cents": "7", "total": "8"})
+    found = example("def test_order(cents, total):\n    assert Shop(order(cents))", 2, failure)
+    assert found == Example("cents = 7\nShop(order(cents))", "order", "shop.NoPrice", "shop.NoPrice: 7")
     assert found.title == "`order` raises `shop.NoPrice`"
 
 
