@@ -1,6 +1,7 @@
 """Plants bugs: tries them on the tests that reach them, and makes candidates for tasks of those that some tests notice."""
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import posixpath
@@ -32,7 +33,17 @@ from workers.making.bugs import (
 )
 from workers.making.candidates import TaskCandidate, eval_script
 from workers.making.environments import WORKDIR, Environments
-from workers.making.history import TEST_MODULE, Commit, Fallen, Fix, GitError, History, resolved, split_of
+from workers.making.history import (
+    TEST_MODULE,
+    Commit,
+    Fallen,
+    Fix,
+    GitError,
+    History,
+    TooLarge,
+    resolved,
+    split_of,
+)
 from workers.making.problems import added_lines
 from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
 from workers.making.stages import Stages, replace_file
@@ -111,10 +122,15 @@ class Planter:
             print("running all tests", file=sys.stderr, flush=True)
             async with self.stages.environments() as (environments, sandboxes):
                 claim = await self._claim(environments)
-                async with sandboxes.open(claim, role="grade") as sandbox:
-                    bench = TestBench(sandbox)
-                    await bench.install()
-                    report, log = await bench.report_of_all(timeout_s=self.stages.limits.grade_wall_s)
+                try:
+                    async with sandboxes.open(claim, role="grade") as sandbox:
+                        bench = TestBench(sandbox)
+                        await bench.install()
+                        report, log = await bench.report_of_all(timeout_s=self.stages.limits.grade_wall_s)
+                except RolloutError as error:
+                    raise ValueError(
+                        f"REPO: its tests cannot be run in {claim.request.task.image}: {error}"
+                    ) from error
             replace_file(path, lambda partial: partial.write_bytes(report))
         self._run = read_report(path.read_bytes())
         for test in sorted(self._run.tests.values(), key=lambda test: (len(test.reached), test.name)):
@@ -130,7 +146,9 @@ class Planter:
         """What may be tried, in order."""
         options, found = self.stages.options, list[PlantedBug]()
         for path in sorted({path for path, _ in self._tests if path in self._files}):
-            source = self.stages.history.blob(self._files[path])
+            source = b""
+            with contextlib.suppress(TooLarge):
+                source = self.stages.history.blob(self._files[path])
             if is_product(path, source):
                 functions, bugs = functions_and_bugs(path, source)
                 self._sources[path] = source
@@ -226,10 +244,12 @@ class Planter:
 
     async def _noticed(self, bench: TestBench, plan: BugPlan) -> list[RanTest] | Fallen:
         """The tests that fail with the bugs of a plan, each of which some test notices alone."""
+        if self.is_spent(plan):
+            return Fallen("has no other test than another bug in its function")
+        tests = list({test.name: test for bug in plan.bugs for test in self._tests_of(bug)}.values())
         bugs = await asyncio.to_thread(self.tidied, plan)
         if bugs is None:
             return Fallen("means the same or does not parse")
-        tests = list({test.name: test for bug in bugs for test in self._tests_of(bug)}.values())
         failing: list[RanTest] = []
         for some in [*([bug] for bug in bugs if len(bugs) > 1), bugs]:
             run = await bench.run(self.texts(some), tests)
@@ -243,6 +263,11 @@ class Planter:
         if len(failing) == sum(test.outcome == "passed" for test in self._run.tests.values()):
             return Fallen("no test passes with it")
         return failing
+
+    def is_spent(self, plan: BugPlan) -> bool:
+        """Whether only one test reaches the plan's functions, and another plan has failed it."""
+        names = {test.name for bug in plan.bugs for test in self._tests_of(bug)}
+        return len(names) == 1 and (plan.functions, tuple(names)) in self._seen
 
     def _tests_of(self, bug: PlantedBug) -> list[RanTest]:
         return self._tests.get((bug.function.path, bug.function.line), [])[:MOST_TESTS]

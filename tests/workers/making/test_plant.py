@@ -135,6 +135,19 @@ def test_two_bugs_of_a_function_that_fail_the_same_tests_are_one_task(tmp_path: 
     assert again.candidate(first, failing).reason == found.reason, "another process knows what was found"
 
 
+def test_a_function_with_a_single_test_is_spent_with_its_first_task(tmp_path: Path, report: bytes) -> None:
+    planter = planter_of(shop_at(tmp_path / "shop"), report, tmp_path / "out")
+    plans = list(planter.plans())
+    assert not any(map(planter.is_spent, plans))
+    planter.candidate(plans[0], [RanTest("tests/test_shipping.py::test_express", "tests/test_shipping.py")])
+    rounding = next(plan for plan in plans if plan.functions == ("shop.py::rounded",))
+    planter.candidate(
+        rounding, [RanTest("tests/test_rounding.py::test_five_cents", "tests/test_rounding.py")]
+    )
+    spent = {name for plan in plans if planter.is_spent(plan) for name in plan.functions}
+    assert spent == {"shop.py::rounded"}
+
+
 @pytest.mark.parametrize("copy", ["old/prices.txt", "__pycache__/shop.cpython-311.pyc"])
 def test_a_repository_with_a_copy_of_the_code_without_the_bug_makes_no_task(
     tmp_path: Path, report: bytes, copy: str
