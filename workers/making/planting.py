@@ -47,7 +47,7 @@ from workers.making.history import (
 from workers.making.problems import added_lines
 from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
 from workers.making.stages import Stages, replace_file
-from workers.making.symptoms import chosen, example_of, problem_with
+from workers.making.symptoms import Example, chosen, example_of, problem_with
 from workers.sandbox.protocol import Sandboxes
 from workers.tasksets.fleet import is_placed_as_test
 from workers.tasksets.patches import reversed_patch
@@ -332,32 +332,29 @@ class Planter:
             problem_source="planted bug",
             modules=split.modules,
             licence=stages.licence(self.commit.sha),
-            task=replace(task, problem=self._problem(task, gold, failing)),
+            task=replace(task, problem=self._problem(task, gold, plan.bugs, failing)),
             gold=gold,
         )
 
-    def _problem(self, task: Task, gold: Gold, failing: Sequence[RanTest]) -> str:
-        """Raises Fallen if none can be written that does not give the answer away."""
-        files = {test.path: read(self.stages.history.blob(self._files[test.path])) for test in failing}
-        found = [
-            example_of(test.failure, test.name, test.path, file, self._callables(test.name))
-            for test in failing
-            if test.failure and (file := files[test.path])
-        ]
-        examples = chosen([one for one in found if one])
+    def _problem(self, task: Task, gold: Gold, bugs: Sequence[PlantedBug], failing: Sequence[RanTest]) -> str:
+        """Raises Fallen if none can be written that shows a call for each bug and does not give the answer away."""
+        found = [(test, self._example(test)) for test in failing]
+        reached = [{test.name for test in self._tests_of(bug)} for bug in bugs]
+        examples = chosen([[one for test, one in found if one and test.name in names] for names in reached])
         changed = added_lines(gold.patch) | added_lines(reversed_patch(gold.patch))
-        for number in range(len(examples), 0, -1):
-            text = problem_with(examples[:number])
-            if not any(line in text for line in changed) and not answers_in_problem(
-                replace(task, problem=text), gold
-            ):
-                return text
+        for number in range(len(examples), len(bugs) - 1, -1):
+            told = replace(task, problem=problem_with(examples[:number]))
+            if not any(line in told.problem for line in changed) and not answers_in_problem(told, gold):
+                return told.problem
         raise Fallen("no failing call can be shown", "without giving the answer away" if examples else "")
 
-    def _callables(self, test: str) -> set[str]:
-        """The names by which the functions are called that a test reaches."""
-        reached = self._run.tests[test].reached
-        return {self._functions[place].called for place in reached if place in self._functions}
+    def _example(self, test: RanTest) -> Example | None:
+        file = read(self.stages.history.blob(self._files[test.path]))
+        reached = self._run.tests[test.name].reached
+        callables = {self._functions[place].called for place in reached if place in self._functions}
+        return (
+            example_of(test.failure, test.name, test.path, file, callables) if test.failure and file else None
+        )
 
 
 def _must_be_alone(history: History, base: str, task: Task, gold: Gold) -> None:

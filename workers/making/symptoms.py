@@ -88,12 +88,16 @@ def problem_with(examples: Sequence[Example]) -> str:
     return _TEMPLATE.format(title=examples[0].title, examples=text, more=_MORE if is_gone else "").strip()
 
 
-def chosen(examples: Collection[Example]) -> list[Example]:
-    """The shortest few of the examples, one of each code."""
+def chosen(groups: Sequence[Collection[Example]]) -> list[Example]:
+    """The shortest few of the examples, one of each code, and one of each group; none if a group has none of its own."""
+    ordered = [
+        sorted(group, key=lambda one: (len(one.code) + len(one.output), one.code, one.output))
+        for group in groups
+    ]
     found: dict[str, Example] = {}
-    for one in sorted(examples, key=lambda one: (len(one.code) + len(one.output), one.code, one.output)):
+    for one in (one for some in itertools.zip_longest(*ordered) for one in some if one):
         found.setdefault(one.code, one)
-    return [*found.values()][:MOST_EXAMPLES]
+    return [*found.values()][: max(MOST_EXAMPLES, len(groups))] if all(ordered) else []
 
 
 def _is_named(test: str, path: str, text: str) -> bool:

@@ -110,8 +110,8 @@ def test_the_output_is_the_same_in_every_run() -> None:
 
 def test_a_problem_says_what_is_wrong_and_shows_the_shortest_examples() -> None:
     examples = [Example(f"order({'1' * size})", "order", "", "AssertionError") for size in (9, 3, 5, 7, 3)]
-    assert [one.code for one in chosen(examples)] == ["order(111)", "order(11111)", "order(1111111)"]
-    assert problem_with(chosen(examples)[:1]) == (
+    assert [one.code for one in chosen([examples])] == ["order(111)", "order(11111)", "order(1111111)"]
+    assert problem_with(chosen([examples])[:1]) == (
         "# `order` gives a wrong result\n\nThis should work:\n\n```python\norder(111)\n```\n\nIt ends with:\n\n```\nAssertionError\n```\n\n"
         "Find the cause and correct it in the code, for every input and not for these alone. What works now has to go on working."
     )
@@ -122,3 +122,10 @@ def test_a_problem_says_what_is_wrong_and_shows_the_shortest_examples() -> None:
     )
     silent = problem_with([Example("order(1)", "order", "", "Failed: DID NOT RAISE OSError")])
     assert "This should raise an exception:\n" in silent
+
+
+def test_each_group_of_examples_is_shown() -> None:
+    examples = [Example(f"order({number})", "order", "", "AssertionError") for number in range(6)]
+    assert [one.code for one in chosen([examples[:3], examples[4:5]])] == ["order(0)", "order(4)", "order(1)"]
+    assert len(chosen([[one] for one in examples])) == len(examples)
+    assert chosen([examples, []]) == []
