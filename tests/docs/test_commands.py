@@ -37,6 +37,7 @@ RUN_BY = {
     "python -m workers.tasksets export harbor *": "tests/workers/tasksets/test_harbor_graded.py",
     "python -m workers.tasksets import *": "tests/workers/tasksets/test_importing.py",
     "python -m workers.tasksets from-git *": "tests/workers/making/test_from_git.py",
+    "python -m workers.tasksets plant *": "tests/workers/making/test_plant.py",
     "python -m workers.tasksets split *": "tests/workers/tasksets/test_importing.py",
     "python -m workers.tasksets export *": "tests/workers/tasksets/test_exports.py",
     "python -m workers.run": "tests/journeys/test_a_worker_dies.py",

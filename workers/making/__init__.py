@@ -1,1 +1,1 @@
-"""Tasks made of a repository's own history: `python -m workers.tasksets from-git`."""
+"""Tasks made of a repository: of its history by `from_git.py`, of its code by `plant.py`."""

@@ -1,6 +1,6 @@
-"""The book of what became of each commit, and the funnel that it makes.
+"""The book of what became of each candidate, a commit or a planted bug, and the funnel that it makes.
 
-One JSON line is appended for each stage that a commit reaches, and the last one counts. A line that a killed process left incomplete is
+One JSON line is appended for each stage that a candidate reaches, and the last one counts. A line that a killed process left incomplete is
 dropped, so the same command goes on where it ended. Only one process at a time may have the book.
 """
 
@@ -22,8 +22,6 @@ from pipeline.taskfile import Gold
 Stage = Literal["seen", "candidate", "problem", "built", "verified", "controlled", "no leaks", "strong"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 STAGE_LABELS: Mapping[Stage, str] = {
-    "seen": "commits seen",
-    "candidate": "change code and tests",
     "problem": "have a problem",
     "built": "built and run",
     "verified": "verified",
@@ -35,14 +33,14 @@ EXAMPLE_CHARS = 12
 IMAGE_FIX = "run the command with a new --out, which builds it again"
 
 
-class CommitCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one commit, or of the commits of one pull request, which the newest of them names.
+class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one commit, of the commits of one pull request, which the newest of them names, or of planted bugs.
 
     `stage` is the last stage that it passed. "open": the next stage is to come; "fallen": it did not pass the next stage, for `reason`;
     "failed": the infrastructure prevented a verdict, and the next run tries again; "kept": it is a task of train.jsonl.
     """
 
-    sha: str
+    sha: str  # hash of the newest commit, or of what planted bugs change
     stage: Stage
     outcome: Literal["open", "fallen", "failed", "kept"]
     reason: str = ""
@@ -61,10 +59,14 @@ class CommitCandidate(msgspec.Struct, frozen=True, kw_only=True):
     licence: str = ""  # path of the licence file at the commit
     task: Task | None = None
     gold: Gold | None = None
+    commit: str = ""  # where bugs are planted
+    bugs: tuple[str, ...] = ()  # kinds of planted bugs
+    functions: tuple[str, ...] = ()  # functions that have them
+    failing: tuple[str, ...] = ()  # tests that they make fail
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of the book: what decides which commits become which tasks. Another run must have the same."""
+    """The first line of the book: what decides which candidates become which tasks. Another run must have the same."""
 
     repository: str
     options: dict[str, str]
@@ -72,10 +74,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class CandidateBook:
-    """The candidates by the hash of their newest commit, in the order of the history."""
+    """The candidates by their hash, in the order in which the command found them."""
 
     path: Path
-    candidates: dict[str, CommitCandidate] = field(default_factory=dict[str, CommitCandidate])
+    candidates: dict[str, TaskCandidate] = field(default_factory=dict[str, TaskCandidate])
     _descriptor: int = -1
 
     @classmethod
@@ -94,7 +96,7 @@ class CandidateBook:
         except BlockingIOError as error:
             book.close()
             raise ValueError(
-                f"--out: another from-git works on {path.parent}: wait for it, or choose another directory"
+                f"--out: another command works on {path.parent}: wait for it, or choose another directory"
             ) from error
         except ValueError:
             book.close()
@@ -114,16 +116,16 @@ class CandidateBook:
                 if number == 1:
                     _must_equal(msgspec.json.decode(line, type=Settings), settings, self.path)
                     continue
-                one = msgspec.json.decode(line, type=CommitCandidate)
+                one = msgspec.json.decode(line, type=TaskCandidate)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{self.path}:{number}: {error}: choose another --out") from error
             self.candidates[one.sha] = one
 
-    def enter(self, candidate: CommitCandidate) -> None:
+    def enter(self, candidate: TaskCandidate) -> None:
         self._append(candidate)
         self.candidates[candidate.sha] = candidate
 
-    def _append(self, line: CommitCandidate | Settings) -> None:
+    def _append(self, line: TaskCandidate | Settings) -> None:
         left = msgspec.json.encode(line) + b"\n"
         while left:
             left = left[os.write(self._descriptor, left) :]
@@ -132,7 +134,12 @@ class CandidateBook:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def at(self, stage: Stage) -> list[CommitCandidate]:
+    @property
+    def kept(self) -> list[TaskCandidate]:
+        """The candidates that are tasks, in order."""
+        return [one for one in self.candidates.values() if one.outcome == "kept"]
+
+    def at(self, stage: Stage) -> list[TaskCandidate]:
         """The candidates that have passed `stage` or a later one, in order."""
         least = STAGES.index(stage)
         return [one for one in self.candidates.values() if STAGES.index(one.stage) >= least]
@@ -150,13 +157,16 @@ def _must_equal(found: Settings, wanted: Settings | None, path: Path) -> None:
     )
 
 
-def funnel(book: CandidateBook) -> Iterator[str]:
-    """The lines of the report: how many commits passed each stage, and why the others fell, each reason with an example."""
+def funnel(book: CandidateBook, labels: Mapping[Stage, str]) -> Iterator[str]:
+    """The lines of the report: how many candidates passed each stage, and why the others fell, each reason with an example.
+
+    `labels` are the command's own, of the first stages.
+    """
     for number, stage in enumerate(STAGES):
-        yield f"{len(book.at(stage)):>7}  {STAGE_LABELS[stage]}"
+        yield f"{len(book.at(stage)):>7}  {labels.get(stage) or STAGE_LABELS[stage]}"
         if number + 1 == len(STAGES):
             break
-        reasons: dict[str, list[CommitCandidate]] = defaultdict(list)
+        reasons: dict[str, list[TaskCandidate]] = defaultdict(list)
         for one in book.candidates.values():
             if one.stage == stage and one.outcome in ("fallen", "failed"):
                 reasons[("" if one.outcome == "fallen" else "to be tried again: ") + one.reason].append(one)
@@ -165,7 +175,7 @@ def funnel(book: CandidateBook) -> Iterator[str]:
             yield visible_line(
                 f"{-len(fallen):>11}  {reason} (such as {fallen[0].sha[:EXAMPLE_CHARS]}{detail})"
             )
-    yield f"{sum(one.outcome == 'kept' for one in book.candidates.values()):>7}  kept"
+    yield f"{len(book.kept):>7}  kept"
 
 
 def eval_script(modules: Iterable[str], deselected: Iterable[str] = ()) -> str:

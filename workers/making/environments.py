@@ -332,7 +332,7 @@ async def probed_base(image: str, sandboxes: Sandboxes) -> BasePython:
             problem="",
             verdict=ExitCode(eval_script="true"),
         )
-        async with sandboxes.open(unqueued_claim(task, command="from-git"), role="grade") as sandbox:
+        async with sandboxes.open(unqueued_claim(task, command="making"), role="grade") as sandbox:
             result = await sandbox.run(
                 f"git --version >&2 && exec python3 -c '{_PROBE}' 2>/dev/null", timeout_s=60
             )

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ _NUM_FIELDS = 7
 _BOT = re.compile(
     r"\[bot\]|\bbot\b|dependabot|renovate|pre-commit-ci|github-actions|pyup|greenkeeper|snyk", re.IGNORECASE
 )
-_TEST_MODULE = re.compile(r"(?:[\w.+-]+/)*(?:test_[\w.+-]*|[\w.+-]*_test)\.py", re.ASCII)
+TEST_MODULE = re.compile(r"(?:[\w.+-]+/)*(?:test_[\w.+-]*|[\w.+-]*_test)\.py", re.ASCII)
 _SUBMODULE = "160000"
 _NO_COMMIT = "0" * 40
 _LFS = re.compile(r"^[-+]version https://git-lfs\.github\.com/spec/", re.MULTILINE)
@@ -114,6 +114,25 @@ def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
 
+def in_repository(repository: Path, *words: str) -> str:
+    """The output of git in the repository itself. Raises GitError naming REPO."""
+    try:
+        return run_git(["-C", str(repository), *words], env=_plain_environment()).decode().strip()
+    except GitError as error:
+        raise GitError(f"REPO: {repository}: {error}") from error
+
+
+def resolved(repository: Path, name: str, option: str) -> str:
+    """The hash of a commit that the repository calls `name`. Raises GitError naming the option, or REPO."""
+    in_repository(repository, "rev-parse", "--git-dir")
+    try:
+        return in_repository(
+            repository, "rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}"
+        )
+    except GitError as error:
+        raise GitError(f"{option}: {repository} has no commit {name!r}") from error
+
+
 class History:
     """The commits of `repository`, read through the bare repository `borrowed`, which is made if it is not there."""
 
@@ -128,7 +147,7 @@ class History:
             "LC_ALL": "C",
         }
         objects, shallow = (
-            self._in_repository("rev-parse", "--git-path", name) for name in ("objects", "shallow")
+            in_repository(repository, "rev-parse", "--git-path", name) for name in ("objects", "shallow")
         )
         if not (borrowed / "HEAD").exists():
             run_git(["init", "-q", "--bare", "--template=", str(borrowed)], env=self._env)
@@ -137,12 +156,6 @@ class History:
         if (cut := repository / shallow).is_file():
             (borrowed / "shallow").write_bytes(cut.read_bytes())
 
-    def _in_repository(self, *words: str) -> str:
-        try:
-            return run_git(["-C", str(self.repository), *words], env=_plain_environment()).decode().strip()
-        except GitError as error:
-            raise GitError(f"REPO: {self.repository}: {error}") from error
-
     def git(self, *words: str, most_bytes: int = 0, env: dict[str, str] | None = None) -> bytes:
         return run_git(
             ["--git-dir", str(self._borrowed), "-c", "core.quotePath=true", *words],
@@ -150,20 +163,11 @@ class History:
             most_bytes=most_bytes,
         )
 
-    def resolved(self, name: str, option: str) -> str:
-        """The hash of a commit that the repository calls `name`. Raises GitError naming the option."""
-        try:
-            return self._in_repository(
-                "rev-parse", "--verify", "-q", "--end-of-options", f"{name}^{{commit}}"
-            )
-        except GitError as error:
-            raise GitError(f"{option}: {self.repository} has no commit {name!r}") from error
-
     @property
     def origin(self) -> str:
         """The address of the remote `origin` without credentials; "" if there is none."""
         try:
-            return re.sub(r"//[^/@]*@", "//", self._in_repository("remote", "get-url", "origin"))
+            return re.sub(r"//[^/@]*@", "//", in_repository(self.repository, "remote", "get-url", "origin"))
         except GitError:
             return ""
 
@@ -231,6 +235,31 @@ class History:
         """The hash of a commit with the files of `base`, and without any history."""
         return self.git("commit-tree", f"{base}^{{tree}}", "-m", "base", env=_SAME).decode().strip()
 
+    def changed(self, commit: str, files: Mapping[str, bytes | None]) -> str:
+        """The hash of such a commit with the files of `commit`, of which these have other content, or are removed if that is None."""
+        index, file = self._borrowed / "changed-index", self._borrowed / "changed-file"
+        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(file.parent), "GIT_LITERAL_PATHSPECS": "1"}
+        self.git("read-tree", commit, env=env)
+        for path, content in files.items():
+            if content is None:
+                self.git("update-index", "--force-remove", "--", path, env=env)
+                continue
+            file.write_bytes(content)
+            mode = self.git("ls-files", "--stage", "--", path, env=env).decode().split()[0]
+            blob = self.git("hash-object", "-w", "--no-filters", str(file)).decode().strip()
+            self.git("update-index", "--cacheinfo", f"{mode},{blob},{path}", env=env)
+        return self.base_commit(self.git("write-tree", env=env).decode().strip())
+
+    def paths_with(self, commit: str, lines: Iterable[str]) -> list[str]:
+        """The paths of the files of a commit that have any of these lines, or a longer one with it."""
+        words = [word for line in lines for word in ("-e", line)]
+        try:
+            found = self.git("grep", "-l", "-z", "-F", *words, commit, "--") if words else b""
+        except GitError:
+            return []
+        prefix = f"{commit}:"
+        return [path.decode("utf-8", "replace").removeprefix(prefix) for path in found.split(b"\0") if path]
+
 
 @dataclass(frozen=True, slots=True)
 class Fix:
@@ -256,7 +285,7 @@ def split_of(history: History, fix: Fix, *, max_files: int) -> Split:
     if not any(path.endswith(".py") for path in code_paths):
         raise Fallen("changes no Python code beside tests")
     left = {change.path.decode("utf-8", "replace") for change in changes if change.new != _NO_COMMIT}
-    modules = tuple(path for path in test_paths if path in left and _TEST_MODULE.fullmatch(path))
+    modules = tuple(path for path in test_paths if path in left and TEST_MODULE.fullmatch(path))
     if not modules:
         raise Fallen("changes no test module", "none is named test_*.py or *_test.py")
     return Split(code, tests, modules, test_paths)

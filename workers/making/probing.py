@@ -11,7 +11,7 @@ from workers.grading.controls.drawing import Outcomes
 from workers.grading.grade import Grader
 from workers.harness.building import PackageError
 from workers.images.api import ImageError
-from workers.making.candidates import IMAGE_FIX, CommitCandidate, eval_script
+from workers.making.candidates import IMAGE_FIX, TaskCandidate, eval_script
 from workers.making.environments import WORKDIR, Environments
 from workers.making.history import Fallen, GitError
 from workers.sandbox.protocol import Sandboxes
@@ -35,7 +35,7 @@ class CandidateProber:
     def __post_init__(self) -> None:
         self._grader = Grader(self.sandboxes)
 
-    async def built(self, one: CommitCandidate) -> CommitCandidate:
+    async def built(self, one: TaskCandidate) -> TaskCandidate:
         """The candidate with its image and the tests that are left out, or with the reason why it becomes no task."""
         task, gold = one.task, one.gold
         assert task is not None
@@ -57,7 +57,7 @@ class CandidateProber:
         task = replace(task, verdict=verdict)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
-    async def _deselected(self, one: CommitCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
+    async def _deselected(self, one: TaskCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
         """The tests that cannot decide. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
         there = self.environments.history.files(one.base)
         modules = [path for path in one.modules if path in there]
@@ -83,7 +83,7 @@ class CandidateProber:
         return runs[0], runs[1]
 
     async def _run(self, task: Task, patch: bytes) -> PatchRun:
-        claim = unqueued_claim(task, command="from-git", limits=self.limits)
+        claim = unqueued_claim(task, command="making", limits=self.limits)
         found = await tried(lambda: self._grader.run_tests(claim, patch), task, image_fix=IMAGE_FIX)
         if isinstance(found, Broken):
             raise _Failed(found.why)

@@ -2,7 +2,8 @@
 
 It writes the task file and, beside it, the solutions: tasks.gold.jsonl belongs to tasks.jsonl. If any task is refused, nothing is written,
 and every reason is printed with file, row and field. `split` divides a task file into two that share no task; `export` writes formats of
-other tools; `from-git` makes tasks from a repository's history. Exit status: 0 done; 1 a task is refused; 2 misuse, with what to change.
+other tools; `from-git` makes tasks from a repository's history, `plant` by planting bugs in its code. Exit status: 0 done; 1 a task is
+refused; 2 misuse, with what to change.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from pipeline.taskfile import (
     write_verified,
 )
 from workers.making.from_git import add_from_git_parser
+from workers.making.plant import add_plant_parser
 from workers.tasksets.exports import add_export_parser
 from workers.tasksets.importing import Refused, Selection, ids_in, selected, tasks_of
 from workers.tasksets.rows import Fields
@@ -101,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add_from_git_parser(
         verbs.add_parser("from-git", help="make tasks from the history of a Python repository")
     )
+    add_plant_parser(verbs.add_parser("plant", help="make tasks by planting bugs in a Python repository"))
     return parser
 
 

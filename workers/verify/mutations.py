@@ -253,24 +253,28 @@ def _is_sequence(node: ast.expr) -> bool:
             return False
 
 
+def whole_lines(file: TestFile, first: ast.stmt, last: ast.stmt) -> tuple[int, int] | None:
+    """The bytes of the lines of a run of statements; None if other statements share these lines."""
+    decorators: list[ast.expr] = getattr(first, "decorator_list", [])
+    start = file.line_starts[min([first.lineno, *(one.lineno for one in decorators)]) - 1]
+    last_line = last.end_lineno or 0
+    end = file.line_starts[last_line] if last_line < len(file.line_starts) else len(file.source)
+    before = file.source[start : start + first.col_offset]
+    after = file.source[file.line_starts[last_line - 1] + (last.end_col_offset or 0) : end]
+    return None if before.strip() or after.partition(b"#")[0].strip() else (start, end)
+
+
 def _without_one(file: TestFile, body: list[ast.stmt]) -> Iterator[Mutation]:
     """The body without one of its statements, for statements that share no line with others."""
     for statement in body:
-        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-        first, last = min([statement.lineno, *(one.lineno for one in decorators)]), statement.end_lineno or 0
-        start = file.line_starts[first - 1]
-        end = file.line_starts[last] if last < len(file.line_starts) else len(file.source)
-        before = file.source[start : start + statement.col_offset]
-        after = file.source[file.line_starts[last - 1] + (statement.end_col_offset or 0) : end]
-        if before.strip() or after.partition(b"#")[0].strip():
+        span = whole_lines(file, statement, statement)
+        if span is None or tells_people(statement):
             continue
-        if tells_people(statement):
-            continue
-        becomes = b"" if len(body) > 1 else before + b"pass\n"
-        count = "line" if last == first else f"{last - first + 1} lines"
-        yield Mutation(
-            "line", range(first, last + 1), start, end, becomes, f"{count} left out: {_first(file, start)}"
-        )
+        start, end = span
+        lines = range(_line_of(file, start), (statement.end_lineno or 0) + 1)
+        becomes = b"" if len(body) > 1 else file.source[start : start + statement.col_offset] + b"pass\n"
+        count = "line" if len(lines) == 1 else f"{len(lines)} lines"
+        yield Mutation("line", lines, start, end, becomes, f"{count} left out: {_first(file, start)}")
 
 
 def _first(file: TestFile, start: int) -> str:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from workers.making.candidates import CandidateBook, CommitCandidate, Settings, eval_script, funnel
+from workers.making.candidates import CandidateBook, Settings, TaskCandidate, eval_script, funnel
+from workers.making.from_git import LABELS
 
 SETTINGS = Settings(repository="/calc", options={"--min-words": "8"})
-ONE = CommitCandidate(sha="a" * 40, stage="seen", outcome="fallen", reason="changes no tests")
-TWO = CommitCandidate(sha="b" * 40, stage="problem", outcome="open")
+ONE = TaskCandidate(sha="a" * 40, stage="seen", outcome="fallen", reason="changes no tests")
+TWO = TaskCandidate(sha="b" * 40, stage="problem", outcome="open")
 
 
 def test_what_a_killed_process_left_is_read_and_an_incomplete_line_is_written_again(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_what_a_killed_process_left_is_read_and_an_incomplete_line_is_written_ag
 
 def test_the_last_line_of_a_commit_counts_and_the_order_is_that_of_the_first(tmp_path: Path) -> None:
     book = CandidateBook.open(tmp_path / "candidates.jsonl", SETTINGS)
-    for one in (ONE, TWO, CommitCandidate(sha=ONE.sha, stage="strong", outcome="kept")):
+    for one in (ONE, TWO, TaskCandidate(sha=ONE.sha, stage="strong", outcome="kept")):
         book.enter(one)
     book.close()
     again = CandidateBook.read(book.path)
@@ -40,7 +41,7 @@ def test_the_last_line_of_a_commit_counts_and_the_order_is_that_of_the_first(tmp
 def test_a_book_is_for_one_process_and_for_the_same_options(tmp_path: Path) -> None:
     path = tmp_path / "candidates.jsonl"
     book = CandidateBook.open(path, SETTINGS)
-    with pytest.raises(ValueError, match="another from-git works on"):
+    with pytest.raises(ValueError, match="another command works on"):
         CandidateBook.open(path, SETTINGS)
     book.close()
     with pytest.raises(ValueError, match=r"--min-words: .* was made with 8: give the same"):
@@ -57,13 +58,13 @@ def test_the_funnel_counts_each_step_with_reasons_and_an_example(tmp_path: Path)
     for one in (
         ONE,
         TWO,
-        CommitCandidate(sha="c" * 40, stage="built", outcome="fallen", reason="is not ok", detail="a\nb"),
-        CommitCandidate(sha="d" * 40, stage="problem", outcome="failed", reason="could not be built or run"),
-        CommitCandidate(sha="e" * 40, stage="strong", outcome="kept"),
+        TaskCandidate(sha="c" * 40, stage="built", outcome="fallen", reason="is not ok", detail="a\nb"),
+        TaskCandidate(sha="d" * 40, stage="problem", outcome="failed", reason="could not be built or run"),
+        TaskCandidate(sha="e" * 40, stage="strong", outcome="kept"),
     ):
         book.enter(one)
     book.close()
-    assert list(funnel(book)) == [
+    assert list(funnel(book, LABELS)) == [
         "      5  commits seen",
         "         -1  changes no tests (such as aaaaaaaaaaaa)",
         "      4  change code and tests",

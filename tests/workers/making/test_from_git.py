@@ -1,134 +1,26 @@
 """The whole way from a repository's history to verified tasks, in containers, and what a kill at any stage leaves."""
 
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import docker
 import msgspec
 import pytest
 
 from pipeline.taskfile import gold_path, read_gold, read_tasks, read_verified, standing, verified_path
+from tests.workers.making.commands import candidates, finished, killed_when
+from tests.workers.making.pricing import (
+    PRICING,
+    ROUNDS,
+    SHIPS,
+    TEST,
+    TEST_HALF,
+    TEST_SHIPPED,
+    with_history,
+)
 from tests.workers.making.repositories import Repository
-from workers.making.candidates import CandidateBook, CommitCandidate
-from workers.making.from_git import TaskProvenance
+from workers.making.candidates import CandidateBook
+from workers.making.stages import TaskProvenance
 from workers.tasksets.__main__ import main
-
-PRICING = "def discounted(cents, percent):\n    return cents * (100 - percent) // 100\n"
-ROUNDS = PRICING.replace("cents * (100 - percent)", "(cents * (100 - percent) + 50)")
-SHIPS = "\n\ndef shipped(cents):\n    return cents + 490\n"
-SHIPS_FREE = "\n\ndef shipped(cents):\n    return cents if cents >= 5000 else cents + 490\n"
-TEST = "from pricing import discounted\n\n\ndef test_discounted():\n    assert discounted(1000, 10) == 900\n"
-TEST_HALF = "\n\ndef test_half_cents():\n    assert discounted(999, 50) == 500\n"
-TEST_SHIPPED = "from pricing import shipped\n\n\ndef test_shipped():\n    assert shipped(1000) == 1490\n"
-TEST_FREE = "\n\ndef test_free():\n    assert shipped(6000) == 6000\n"
-TEST_NETWORK = (
-    "\n\ndef test_network():\n    import socket\n    socket.create_connection(('192.0.2.1', 80), 1)\n"
-)
-TEST_FLAKY = "import os\nfrom rates import rate\n\n\ndef test_rate():\n    assert rate() == 7 and os.urandom(1)[0] > 250\n"
-PYPROJECT = (
-    '[project]\nname = "pricing"\nversion = "1"\ndependencies = ["iniconfig"]\n'
-    '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-    '[tool.setuptools]\npy-modules = ["pricing", "rates"]\n'
-)
-
-
-@pytest.fixture
-def repository(tmp_path: Path, docker_client: docker.DockerClient) -> Iterator[Repository]:
-    """A repository with a name of its own; images that are made of it are removed."""
-    made = Repository.at(tmp_path / f"t{secrets.token_hex(6)}")
-    yield made
-    for image in docker_client.images.list():
-        for tag in (tag for tag in image.tags if tag.startswith(f"swerve-git/{made.path.name}")):
-            docker_client.images.remove(tag, force=True)
-
-
-def with_history(made: Repository) -> dict[str, str]:
-    """Commits of every kind, by name."""
-    shas: dict[str, str] = {}
-    rates = {
-        "rates.py": "def rate():\n    return 6\n",
-        "tests/test_rates.py": "def test_nothing():\n    assert 1\n",
-    }
-    files: dict[str, str | bytes | None] = {
-        "pricing.py": PRICING,
-        "tests/test_pricing.py": TEST,
-        "LICENSE.txt": "MIT\n",
-    }
-    made.commit("Begin", {**files, **rates})
-    shas["docs"] = made.commit("docs: say what it is", {"README.md": "Prices\n"})
-    shas["fix"] = made.commit(
-        "Half cents are lost in discounts (#3)\n\nHalf of 999 cents is 499.5 cents, and half a cent is rounded up.\n",
-        {"pricing.py": ROUNDS, "tests/test_pricing.py": TEST + TEST_HALF + TEST_NETWORK},
-    )
-    shas["refactoring"] = made.commit(
-        "refactor: a name for one hundred per cent, which was written twice",
-        {
-            "pricing.py": f"WHOLE = 100\n\n\n{ROUNDS.replace('100', 'WHOLE')}",
-            "tests/test_pricing.py": TEST + TEST_HALF,
-        },
-    )
-    shas["format"] = made.commit(
-        "style: one line fewer in the code and in its tests, and nothing else",
-        {
-            "pricing.py": f"WHOLE = 100\n\n{ROUNDS.replace('100', 'WHOLE')}",
-            "tests/test_pricing.py": TEST + TEST_HALF.lstrip("\n"),
-        },
-    )
-    shas["bot"] = made.commit(
-        "Bump the rate of something to the newest one",
-        {
-            "rates.py": "def rate():\n    return 5\n",
-            "tests/test_rates.py": "def test_nothing():\n    assert 2\n",
-        },
-        "renovate[bot] <renovate@example.invalid>",
-    )
-    return shas | with_odd_ends(made)
-
-
-def with_odd_ends(made: Repository) -> dict[str, str]:
-    """Further commits: tests that say nothing, a message that says all, a flaky test, a merge, and a package."""
-    shas: dict[str, str] = {}
-    shas["useless test"] = made.commit(
-        "Rates are those of this year now, and so are the tests of them",
-        {
-            "rates.py": "def rate():\n    return 6\n",
-            "tests/test_rates.py": "def test_nothing():\n    assert 3\n",
-        },
-    )
-    shas["given away"] = made.commit(
-        "Use `_half_up(cents)` in discounts instead of adding fifty in two places of it",
-        {
-            "pricing.py": "def _half_up(cents):\n    return (cents + 50) // 100\n\n\n"
-            "def discounted(cents, percent):\n    return _half_up(cents * (100 - percent))\n",
-            "tests/test_pricing.py": TEST + TEST_HALF.replace("999", "997").replace("500", "499"),
-        },
-    )
-    shas["flaky"] = made.commit(
-        "The rate is seven, as the law has it since the first of January",
-        {"rates.py": "def rate():\n    return 7\n", "tests/test_rates.py": TEST_FLAKY},
-    )
-    made.git("checkout", "-q", "-b", "topic")
-    made.commit("Ship", {"pricing.py": ROUNDS + SHIPS})
-    made.commit("Test it", {"tests/test_pricing.py": TEST, "tests/test_shipped.py": TEST_SHIPPED})
-    made.git("checkout", "-q", "main")
-    made.git(
-        *("merge", "-q", "--no-ff", "topic", "-m"),
-        "Merge branch 'topic'\n\nThere is no `shipped`, which adds 490 cents to an order's price.",
-        number=20,
-    )
-    shas["merge"] = made.git("rev-parse", "HEAD")
-    shas["package"] = made.commit("Package it", {"pyproject.toml": PYPROJECT})
-    shas["packaged fix"] = made.commit(
-        "Shipping should be free from 5000 cents on, but an order of 6000 cents pays it",
-        {"pricing.py": ROUNDS + SHIPS_FREE, "tests/test_shipped.py": TEST_SHIPPED + TEST_FREE},
-    )
-    return shas
 
 
 @pytest.mark.docker
@@ -184,11 +76,6 @@ def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     assert repository.git("status", "--porcelain") == ""
 
 
-def candidates(out: Path) -> list[CommitCandidate]:
-    path = out / "candidates.jsonl"
-    return list(CandidateBook.read(path).candidates.values()) if path.exists() and path.stat().st_size else []
-
-
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.timeout(1400)
@@ -207,24 +94,16 @@ def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
 
     def command(out: Path) -> list[str]:
         words = ["from-git", str(repository.path), "--out", str(out), "--repeat", "1", "--base", task_image]
-        return [sys.executable, "-m", "workers.tasksets", *words, "--jobs", "1"]
-
-    def killed_when(out: Path, reached: Callable[[], bool]) -> None:
-        """Starts the command and kills it as soon as `reached`."""
-        process = subprocess.Popen(command(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not reached():
-            time.sleep(0.02)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL, "it ended before the stage was reached"
+        return [*words, "--jobs", "1"]
 
     out, whole = tmp_path / "killed", tmp_path / "whole"
     verified = verified_path(out / "tasks.jsonl")
-    killed_when(out, lambda: bool(candidates(out)))
-    killed_when(out, lambda: any(one.stage == "built" for one in candidates(out)))
-    killed_when(out, lambda: verified.exists() and bool(read_verified(verified)))
-    killed_when(out, lambda: any(one.outcome == "kept" for one in candidates(out)))
-    subprocess.run(command(out), check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(command(whole), check=True, stdout=subprocess.DEVNULL)
+    killed_when(command(out), lambda: bool(candidates(out)))
+    killed_when(command(out), lambda: any(one.stage == "built" for one in candidates(out)))
+    killed_when(command(out), lambda: verified.exists() and bool(read_verified(verified)))
+    killed_when(command(out), lambda: any(one.outcome == "kept" for one in candidates(out)))
+    finished(command(out))
+    finished(command(whole))
     for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "provenance.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert len(read_tasks(out / "train.jsonl")) == 2

@@ -13,6 +13,7 @@ from workers.making.history import (
     History,
     TooLarge,
     iso_date,
+    resolved,
     run_git,
     split_of,
 )
@@ -122,7 +123,7 @@ def test_a_merge_is_one_change_against_its_first_parent(repository: Repository) 
     repository.commit("Meanwhile", {"README.md": "More\n"})
     repository.git("merge", "-q", "--no-ff", "-m", "Merge topic", "topic", number=9)
     history = history_of(repository)
-    commits = list(history.commits(history.resolved("main", "--branch")))
+    commits = list(history.commits(resolved(repository.path, "main", "--branch")))
     assert [one.message.strip() for one in commits] == ["Merge topic", "Meanwhile", "Begin"]
     split = split_of(history, fix_of(history, commits[0].sha), max_files=20)
     assert "+    return a + b\n" in split.fix
@@ -144,7 +145,7 @@ def test_odd_names_links_submodules_and_messages_do_not_stop_the_walk(repository
     repository.git("commit", "-q", "-m", "Module", number=8)
     module = repository.git("rev-parse", "HEAD")
     history = history_of(repository)
-    commits = {one.sha: one for one in history.commits(history.resolved("HEAD", "--branch"))}
+    commits = {one.sha: one for one in history.commits(resolved(repository.path, "HEAD", "--branch"))}
     assert commits[named].message.endswith(" not UTF-8\n")
     assert reason(repository, named) == "changes no test module"
     assert split_of(history, fix_of(history, linked), max_files=20).modules == ("tests/test_calc.py",)
@@ -198,7 +199,7 @@ def test_what_is_no_repository_or_no_commit_is_refused_by_its_option(
     with pytest.raises(GitError, match=r"REPO: .*not a git repository"):
         History(tmp_path, tmp_path / "borrowed.git")
     with pytest.raises(GitError, match=r"--only: .* has no commit '--evil'"):
-        history_of(repository).resolved("--evil", "--only")
+        resolved(repository.path, "--evil", "--only")
 
 
 def test_output_of_git_is_read_to_a_limit(repository: Repository) -> None:
@@ -226,3 +227,25 @@ def test_the_commits_of_one_line_have_all_their_fields(repository: Repository) -
             "Begin\n",
         )
     ]
+
+
+def test_a_changed_commit_has_other_contents_no_history_and_the_same_hash_in_every_process(
+    repository: Repository, tmp_path: Path
+) -> None:
+    (repository.path / "calc.py").chmod(0o755)
+    head = repository.commit(
+        "Odd names", {"a b/[c]*.py": "x = 1\n", ".gitattributes": "*.py text eol=crlf\n"}
+    )
+    files = {"calc.py": b"def add():\r\n    pass", "a b/[c]*.py": b"x = 2\n", "tests/test_calc.py": None}
+    history = history_of(repository)
+    sha = history.changed(head, files)
+    assert sha == History(repository.path, tmp_path / "other.git").changed(head, files)
+    changes = {one.path.decode(): one for one in history.changes(head, sha)}
+    assert {path: history.blob(one.new) for path, one in changes.items()} == {
+        path: text or b"" for path, text in files.items()
+    }
+    assert changes["calc.py"].new_mode == "100755"
+    assert history.git("log", "--format=%P %s", sha).decode().strip() == "base"
+    assert history.paths_with(sha, ["Sums", "x = 2"]) == ["README.md", "a b/[c]*.py"]
+    assert history.paths_with(sha, []) == history.paths_with(sha, ["-nowhere"]) == []
+    assert repository.git("status", "--porcelain") == ""

@@ -1,0 +1,131 @@
+"""What a problem shows of tests that fail with a bug: the call and what comes of it, and nothing that only the tests know."""
+
+import textwrap
+
+import pytest
+
+from workers.grading.controls.spans import read
+from workers.making.reaching import Failure, RaisedIn
+from workers.making.symptoms import Example, chosen, example_of, problem_with
+
+PATH = "tests/test_shop.py"
+
+
+def example(source: str, line: int, failure: Failure, test: str = "test_order") -> Example | None:
+    file = read(textwrap.dedent(source).strip().encode())
+    assert file
+    frames = (RaisedIn("", 3), RaisedIn(PATH, line), *failure.frames)
+    failure = Failure(failure.exception, failure.message, frames, failure.parameters)
+    return example_of(failure, f"{PATH}::{test}", PATH, file, {"order", "Shop", "rows", "_sent"})
+
+
+WRONG = Failure("AssertionError", "assert 3 == 4\n +  where 3 = order(1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "code"),
+    [
+        ("def test_order():\n    assert order(1) == 4", 2, "order(1) == 4"),
+        (
+            """
+            def test_order(self):
+                # why
+                shop = Shop()
+                other = 7
+                shop.add(price,
+                         1)
+                assert shop.rows == [1]
+                assert not order(shop, more)
+            """,
+            8,
+            "shop = Shop()\nshop.add(price,\n         1)\nnot order(shop, more)",
+        ),
+        ("def test_order():\n    with pytest.raises(OSError):\n        order(1)", 2, "order(1)"),
+        ("def test_order():\n    with order(1) as a:\n        pass", 2, "order(1)"),
+        (
+            "def test_order():\n    @way\n    def a(b):\n        pass\n    assert order(a)",
+            5,
+            "@way\ndef a(b):\n    pass\norder(a)",
+        ),
+        ("def test_order():\n    found = order(1)\n    return found", 2, "found = order(1)"),
+        ("def test_order():\n    for a in b:\n        assert order(a)", 3, "order(a)"),
+        (
+            """
+            class TestShop:
+                def test_order(self):
+                    self.assertEqual(self.shop.rows, [1])
+
+                def setUp(self):
+                    self.shop = Shop()
+            """,
+            3,
+            "self.shop = Shop()\nself.shop.rows",
+        ),
+    ],
+)
+def test_the_failing_call_is_shown_with_what_it_needs_and_without_what_checks_it(
+    source: str, line: int, code: str
+) -> None:
+    found = example(source, line, WRONG)
+    assert found
+    assert found.code == code
+    assert found.output == "AssertionError: assert 3 == 4\n +  where 3 = order(1)"
+
+
+def test_parameters_of_a_test_have_their_values() -> None:
+    failure = Failure("shop.NoPrice", "7", (RaisedIn("shop.py", 3, "order"),), {"cents": "7", "total": "8"})
+    found = example("def test_order(cents, total):\n    assert Shop(order(cents))", 2, failure)
+    assert found == Example("cents = 7\nShop(order(cents))", "order", "shop.NoPrice", "shop.NoPrice: 7")
+    assert found.title == "`order` raises `shop.NoPrice`"
+
+
+@pytest.mark.parametrize(
+    ("source", "failure"),
+    [
+        ("def test_order():\n    assert other(1)", WRONG),
+        ("def test_order():\n    if order(1):\n        pass", WRONG),
+        ("def test_order():\n    assert order(test_order)", WRONG),
+        ("def test_order():\n    assert order(1)", Failure("OSError", f"in {PATH}, line 2")),
+        ("def test_order():\n    assert order(1)", Failure("OSError", "in test_order")),
+        ("def test_order():\n    assert order([\n" + "        1,\n" * 20 + "    ])", WRONG),
+        (
+            "def test_order():\n    assert order(a)",
+            Failure("OSError", "", (), {"a": "<X at 0x7f0011223344>"}),
+        ),
+    ],
+)
+def test_what_shows_no_call_or_names_the_test_is_no_example(source: str, failure: Failure) -> None:
+    assert example(source, 2, failure) is None
+
+
+def test_the_output_is_the_same_in_every_run() -> None:
+    message = "no <X object at 0x7f0011223344> in /tmp/pytest-of-root/pytest-3/test_x0/a.txt, /tmp/tmpab12/b\nUse -v to get more diff\nend"
+    found = example("def test_order():\n    assert order(1)", 2, Failure("OSError", message))
+    assert found
+    assert found.output == "OSError: no <X object at 0x...> in /tmp/directory/a.txt, /tmp/directory/b\nend"
+    long = example("def test_order():\n    assert order(1)", 2, Failure("OSError", "x\n" * 99))
+    assert long
+    assert long.output.splitlines() == ["OSError: x", *["x"] * 11, "..."]
+
+
+def test_a_problem_says_what_is_wrong_and_shows_the_shortest_examples() -> None:
+    examples = [Example(f"order({'1' * size})", "order", "", "AssertionError") for size in (9, 3, 5, 7, 3)]
+    assert [one.code for one in chosen([examples])] == ["order(111)", "order(11111)", "order(1111111)"]
+    assert problem_with(chosen([examples])[:1]) == (
+        "# `order` gives a wrong result\n\nThis should work:\n\n```python\norder(111)\n```\n\nIt ends with:\n\n```\nAssertionError\n```\n\n"
+        "Find the cause and correct it in the code, for every input and not for these alone. What works now has to go on working."
+    )
+    gone = problem_with([Example("order(1)", "order", "NotImplementedError", "NotImplementedError")])
+    assert gone.startswith("# `order` is not implemented\n")
+    assert gone.endswith(
+        "A function has lost its body, which has to be written anew; its docstring says what it does."
+    )
+    silent = problem_with([Example("order(1)", "order", "", "Failed: DID NOT RAISE OSError")])
+    assert "This should raise an exception:\n" in silent
+
+
+def test_each_group_of_examples_is_shown() -> None:
+    examples = [Example(f"order({number})", "order", "", "AssertionError") for number in range(6)]
+    assert [one.code for one in chosen([examples[:3], examples[4:5]])] == ["order(0)", "order(4)", "order(1)"]
+    assert len(chosen([[one] for one in examples])) == len(examples)
+    assert chosen([examples, []]) == []

@@ -1,0 +1,377 @@
+"""Plants bugs: tries them on the tests that reach them, and makes candidates for tasks of those that some tests notice."""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import posixpath
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from pipeline.errors import RolloutError, SandboxRuined
+from pipeline.request import Claim
+from pipeline.task import ExitCode, Task
+from pipeline.taskfile import Gold
+from workers.grading.controls.spans import read
+from workers.harness.building import PackageError
+from workers.images.api import ImageError
+from workers.leaks.answers import answers_in_problem
+from workers.leaks.signature import Matcher, is_answer, is_near, signature_of
+from workers.making.bugs import (
+    Function,
+    PlantedBug,
+    functions_and_bugs,
+    in_turn,
+    is_product,
+    tidied,
+    with_bugs,
+)
+from workers.making.candidates import TaskCandidate, eval_script
+from workers.making.environments import WORKDIR, Environments
+from workers.making.history import (
+    TEST_MODULE,
+    Commit,
+    Fallen,
+    Fix,
+    GitError,
+    History,
+    TooLarge,
+    resolved,
+    split_of,
+)
+from workers.making.problems import added_lines
+from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
+from workers.making.stages import Stages, replace_file
+from workers.making.symptoms import Example, chosen, example_of, problem_with
+from workers.sandbox.protocol import Sandboxes
+from workers.tasksets.fleet import is_placed_as_test
+from workers.tasksets.patches import reversed_patch
+from workers.unqueued import side_by_side, unqueued_claim
+
+REACHED = "reached.jsonl"
+NUM_AT_ONCE = 32  # bugs that are tried before their number is compared with what is wanted
+MOST_TESTS = 40  # tests that run for one bug: those that reach the fewest functions
+_UNDEFINED = ("NameError", "UnboundLocalError")  # any linter finds what raises these
+_COMPILED = (".pyc", ".pyo")
+
+
+@dataclass(frozen=True, slots=True)
+class BugPlan:
+    """The bugs of one candidate. `sha` is a hash of them and of the commit."""
+
+    sha: str
+    bugs: tuple[PlantedBug, ...]
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(sorted(f"{bug.function.path}::{bug.function.name}" for bug in self.bugs))
+
+
+Noticed = list[RanTest] | Fallen | RolloutError
+"""The tests that fail with the bugs of a plan; or why it is of no use; or a failure of the infrastructure."""
+
+
+@dataclass(slots=True)
+class Planter:
+    """Plants bugs in one commit of a repository."""
+
+    stages: Stages
+    commit: Commit = field(init=False)
+    _files: dict[str, str] = field(init=False)  # of the commit
+    _seen: set[tuple[tuple[str, ...], tuple[str, ...]]] = field(init=False)  # functions and failing tests
+    _run: TestsRun = field(default_factory=TestsRun)  # of all tests, without any bug
+    # Tests that pass and can be hidden, by the functions that they reach.
+    _tests: dict[CodePlace, list[RanTest]] = field(default_factory=lambda: defaultdict(list[RanTest]))
+    _functions: dict[CodePlace, Function] = field(default_factory=dict[CodePlace, Function])
+    _sources: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    _probed: set[str] = field(default_factory=set[str])  # candidates of which this process has run the tests
+    _taken: set[str] = field(default_factory=set[str])  # candidates that it has taken further
+
+    def __post_init__(self) -> None:
+        options, history = self.stages.options, self.stages.history
+        self.commit = next(history.commits(resolved(options.repository, options.branch, "--branch"), "-1"))
+        self._files = history.files(self.commit.sha)
+        known = self.stages.book.candidates.values()
+        self._seen = {(one.functions, one.failing) for one in known if one.failing}
+
+    def plant(self) -> None:
+        """Tries bugs until there are as many tasks as wanted, or no more bugs. Raises ValueError."""
+        asyncio.run(self.learn())
+        plans = list(self.plans())
+        while (need := self.stages.options.most - len(self.stages.book.kept)) > 0:
+            asyncio.run(self._probe(plans, need))
+            todo = {one.sha: one for one in self._waiting()[:need]}
+            if not todo:
+                return
+            self._taken |= todo.keys()
+            for plan in plans:
+                if (one := todo.get(plan.sha)) and one.task:  # another process may have made its base
+                    self._base(self.tidied(plan) or [], one.task.verdict.protected_paths)
+            self.stages.build([one for one in todo.values() if one.stage == "problem"])
+            self.stages.gate([one for one in self.stages.to_do("built") if one.sha in todo])
+
+    async def learn(self) -> None:
+        """Learns which tests reach which functions, from a run of all tests that an earlier process may have made. Raises ValueError."""
+        path, log = self.stages.out / REACHED, ""
+        if not path.exists():
+            print("running all tests", file=sys.stderr, flush=True)
+            async with self.stages.environments() as (environments, sandboxes):
+                claim = await self._claim(environments)
+                try:
+                    async with sandboxes.open(claim, role="grade") as sandbox:
+                        bench = TestBench(sandbox)
+                        await bench.install()
+                        report, log = await bench.report_of_all(timeout_s=self.stages.limits.grade_wall_s)
+                except RolloutError as error:
+                    raise ValueError(
+                        f"REPO: its tests cannot be run in {claim.request.task.image}: {error}"
+                    ) from error
+            replace_file(path, lambda partial: partial.write_bytes(report))
+        self._run = read_report(path.read_bytes())
+        for test in sorted(self._run.tests.values(), key=lambda test: (len(test.reached), test.name)):
+            is_module = is_placed_as_test(test.path) and TEST_MODULE.fullmatch(test.path)
+            if test.outcome == "passed" and is_module and test.path in self._files:
+                for place in test.reached:
+                    self._tests[place].append(test)
+        if not self._tests:
+            path.unlink()
+            raise ValueError(f"REPO: no test of a test_*.py or *_test.py passes in the image: {log}")
+
+    def plans(self) -> Iterator[BugPlan]:
+        """What may be tried, in order."""
+        options, found = self.stages.options, list[PlantedBug]()
+        for path in sorted({path for path, _ in self._tests if path in self._files}):
+            source = b""
+            with contextlib.suppress(TooLarge):
+                source = self.stages.history.blob(self._files[path])
+            if is_product(path, source):
+                functions, bugs = functions_and_bugs(path, source)
+                self._sources[path] = source
+                self._functions |= {(path, one.line): one for one in functions}
+                found += [bug for bug in bugs if bug.kind in options.kinds and self._tests_of(bug)]
+        ordered = in_turn(found, options.seed)
+        for at in range(0, len(ordered) - options.bugs + 1, options.bugs):
+            bugs = tuple(ordered[at : at + options.bugs])
+            if not any(one.touches(other) for one, other in itertools.combinations(bugs, 2)):
+                edits = [(bug.function.path, bug.start, bug.end, bug.becomes) for bug in bugs]
+                digest = hashlib.sha256(repr((self.commit.sha, edits)).encode()).hexdigest()
+                yield BugPlan(digest[: len(self.commit.sha)], bugs)
+
+    async def _probe(self, plans: Sequence[BugPlan], need: int) -> None:
+        """Tries bugs until `need` candidates wait, and enters what became of each, in order."""
+        began_at, had = time.monotonic(), len(self._waiting())
+        if had >= need:
+            return
+        async with self.stages.environments() as (environments, sandboxes):
+            claim = await self._claim(environments)
+            for at in range(0, len(plans), NUM_AT_ONCE):
+                new = [plan for plan in plans[at : at + NUM_AT_ONCE] if self._is_new(plan)]
+                if not new:
+                    continue
+                self._probed |= {plan.sha for plan in new}
+                results = await self._results(sandboxes, claim, new)
+                for plan in new:
+                    self.stages.book.enter(self.candidate(plan, results[plan.sha]))
+                found = len(self._waiting())
+                left_s = (time.monotonic() - began_at) / max(1, found - had) * max(0, need - found)
+                said = f"{min(at + NUM_AT_ONCE, len(plans))} of {len(plans)} bugs tried, {found} of {need} wanted may be tasks"
+                print(f"{said}; about {left_s / 60:.0f} min left", file=sys.stderr, flush=True)
+                if found >= need or all(isinstance(result, RolloutError) for result in results.values()):
+                    return
+
+    def _is_new(self, plan: BugPlan) -> bool:
+        known = self.stages.book.candidates.get(plan.sha)
+        return plan.sha not in self._probed and (
+            known is None or (known.stage, known.outcome) == ("seen", "failed")
+        )
+
+    def _waiting(self) -> list[TaskCandidate]:
+        """The candidates that may become tasks and that this process has not taken further."""
+        return [one for one in self.stages.to_do("problem") if one.sha not in self._taken]
+
+    async def _claim(self, environments: Environments) -> Claim:
+        """A claim of the image of the commit. Raises ValueError if that cannot be built."""
+        try:
+            image, base, *_ = await environments.image(self.commit.sha, self.commit.authored)
+        except (Fallen, ImageError, PackageError) as error:
+            raise ValueError(f"REPO: the image of {self.commit.sha} cannot be built: {error}") from error
+        task = self._task("base", ExitCode(eval_script="true"))
+        task = replace(task, image=image, base_commit=base, workdir=WORKDIR)
+        return unqueued_claim(task, command="making", limits=self.stages.limits)
+
+    def _task(self, name: str, verdict: ExitCode) -> Task:
+        history = self.stages.history
+        repository = history.repository.resolve().name
+        return Task(
+            id=f"plant:{repository}-{name}",
+            repo=history.origin or repository,
+            base_commit="",
+            image="",
+            workdir="",
+            problem="",
+            verdict=verdict,
+        )
+
+    async def _results(
+        self, sandboxes: Sandboxes, claim: Claim, plans: Sequence[BugPlan]
+    ) -> dict[str, Noticed]:
+        """What the tests say of each plan; each job takes one after another into the same container."""
+        waiting, found = iter(plans), dict[str, Noticed]()
+
+        async def work(_: int) -> None:
+            for plan in waiting:
+                current: BugPlan | None = plan
+                try:
+                    async with sandboxes.open(claim, role="grade") as sandbox:
+                        bench = TestBench(sandbox)
+                        await bench.install()
+                        while current:
+                            found[current.sha] = await self._noticed(bench, current)
+                            current = next(waiting, None)
+                except RolloutError as error:
+                    if current:
+                        is_ruined = isinstance(error, SandboxRuined)
+                        found[current.sha] = Fallen("ends the container", str(error)) if is_ruined else error
+
+        num_jobs = self.stages.options.jobs
+        await side_by_side(range(num_jobs), work, num_jobs=num_jobs)
+        return found
+
+    async def _noticed(self, bench: TestBench, plan: BugPlan) -> list[RanTest] | Fallen:
+        """The tests that fail with the bugs of a plan, each of which some test notices alone."""
+        if self.is_spent(plan):
+            return Fallen("has no other test than another bug in its function")
+        tests = list({test.name: test for bug in plan.bugs for test in self._tests_of(bug)}.values())
+        bugs = await asyncio.to_thread(self.tidied, plan)
+        if bugs is None:
+            return Fallen("means the same or does not parse")
+        failing: list[RanTest] = []
+        for some in [*([bug] for bug in bugs if len(bugs) > 1), bugs]:
+            run = await bench.run(self.texts(some), tests)
+            failing = [test for test in run.tests.values() if test.outcome == "failed"]
+            if not run.is_whole:
+                return Fallen("the tests do not come to their end")
+            if not failing:
+                return Fallen("no test notices it")
+            if any(test.failure and test.failure.exception in _UNDEFINED for test in failing):
+                return Fallen("leaves a name without a value")
+        if len(failing) == sum(test.outcome == "passed" for test in self._run.tests.values()):
+            return Fallen("no test passes with it")
+        return failing
+
+    def is_spent(self, plan: BugPlan) -> bool:
+        """Whether only one test reaches the plan's functions, and another plan has failed it."""
+        names = {test.name for bug in plan.bugs for test in self._tests_of(bug)}
+        return len(names) == 1 and (plan.functions, tuple(names)) in self._seen
+
+    def _tests_of(self, bug: PlantedBug) -> list[RanTest]:
+        return self._tests.get((bug.function.path, bug.function.line), [])[:MOST_TESTS]
+
+    def tidied(self, plan: BugPlan) -> list[PlantedBug] | None:
+        bugs = [tidied(self._sources[bug.function.path], bug) for bug in plan.bugs]
+        return [bug for bug in bugs if bug] if all(bugs) else None
+
+    def texts(self, bugs: Sequence[PlantedBug]) -> dict[str, bytes]:
+        """The files with these bugs."""
+        paths = {bug.function.path for bug in bugs}
+        return {
+            path: with_bugs(self._sources[path], [bug for bug in bugs if bug.function.path == path])
+            for path in sorted(paths)
+        }
+
+    def _base(self, bugs: Sequence[PlantedBug], hidden: Iterable[str]) -> str:
+        """The commit with these bugs and without the hidden tests."""
+        return self.stages.history.changed(self.commit.sha, {**self.texts(bugs), **dict.fromkeys(hidden)})
+
+    def candidate(self, plan: BugPlan, noticed: Noticed) -> TaskCandidate:
+        """The candidate with its problem, or with the reason why it becomes no task."""
+        one = TaskCandidate(
+            sha=plan.sha,
+            stage="seen",
+            outcome="fallen",
+            authored=self.commit.authored,
+            commit=self.commit.sha,
+            bugs=tuple(bug.kind for bug in plan.bugs),
+            functions=plan.functions,
+        )
+        try:
+            if isinstance(noticed, Exception):
+                raise noticed
+            one = replace(one, stage="candidate", failing=tuple(sorted(test.name for test in noticed)))
+            if (one.functions, one.failing) in self._seen:
+                raise Fallen("fails the same tests as another bug in its function")
+            self._seen.add((one.functions, one.failing))
+            return self._with_problem(one, plan, noticed)
+        except Fallen as fallen:
+            return replace(one, reason=fallen.reason, detail=fallen.detail)
+        except GitError as error:
+            return replace(one, reason="cannot be read", detail=str(error))
+        except RolloutError as error:
+            return replace(one, outcome="failed", reason="could not be tried", detail=str(error))
+
+    def _with_problem(self, one: TaskCandidate, plan: BugPlan, failing: Sequence[RanTest]) -> TaskCandidate:
+        """Raises Fallen, GitError."""
+        stages = self.stages
+        base = self._base(self.tidied(plan) or [], sorted({test.path for test in failing}))
+        split = split_of(stages.history, Fix(base, self.commit, ()), max_files=stages.options.max_files)
+        script, tests = eval_script(split.modules), split.tests.encode()
+        verdict = ExitCode(eval_script=script, test_patch=tests, protected_paths=split.test_paths)
+        task = self._task(one.sha[:12], verdict)
+        gold = Gold(id=task.id, patch=split.fix, test_patch=split.tests)
+        _must_be_alone(stages.history, base, task, gold)
+        return replace(
+            one,
+            stage="problem",
+            outcome="open",
+            base=base,
+            problem_source="planted bug",
+            modules=split.modules,
+            licence=stages.licence(self.commit.sha),
+            task=replace(task, problem=self._problem(task, gold, plan.bugs, failing)),
+            gold=gold,
+        )
+
+    def _problem(self, task: Task, gold: Gold, bugs: Sequence[PlantedBug], failing: Sequence[RanTest]) -> str:
+        """Raises Fallen if none can be written that shows a call for each bug and does not give the answer away."""
+        found = [(test, self._example(test)) for test in failing]
+        reached = [{test.name for test in self._tests_of(bug)} for bug in bugs]
+        examples = chosen([[one for test, one in found if one and test.name in names] for names in reached])
+        changed = added_lines(gold.patch) | added_lines(reversed_patch(gold.patch))
+        for number in range(len(examples), len(bugs) - 1, -1):
+            told = replace(task, problem=problem_with(examples[:number]))
+            if not any(line in told.problem for line in changed) and not answers_in_problem(told, gold):
+                return told.problem
+        raise Fallen("no failing call can be shown", "without giving the answer away" if examples else "")
+
+    def _example(self, test: RanTest) -> Example | None:
+        file = read(self.stages.history.blob(self._files[test.path]))
+        reached = self._run.tests[test.name].reached
+        callables = {self._functions[place].called for place in reached if place in self._functions}
+        return (
+            example_of(test.failure, test.name, test.path, file, callables) if test.failure and file else None
+        )
+
+
+def _must_be_alone(history: History, base: str, task: Task, gold: Gold) -> None:
+    """Raises Fallen if another file of the base has the code without the bug, or what Python compiled of it."""
+    signature, files = signature_of(task, gold), history.files(base)
+    fix, matcher = signature.parts[0], Matcher(signature)
+    stems = {posixpath.basename(path).partition(".")[0] for path in signature.paths}
+    lines = {max(window, key=len).decode() for window in (*fix.windows, *fix.near)}
+    copies = [
+        path
+        for path in files
+        if path.endswith(_COMPILED) and posixpath.basename(path).partition(".")[0] in stems
+    ]
+    for path in history.paths_with(base, lines):
+        if path in files and path not in signature.paths:
+            evidence = matcher.evidence(history.blob(files[path]), near=True)
+            if is_answer(fix, evidence, near=is_near(path, signature.paths), loose=False, common=set()):
+                copies.append(path)
+    if copies:
+        raise Fallen("another file has the code without the bug", copies[0])
