@@ -61,7 +61,7 @@ class Quarantine:
             if row.purpose == "train":
                 self._notice(row)
 
-    def __contains__(self, task_id: str) -> bool:
+    def __contains__(self, task_id: object) -> bool:
         return task_id in self._reasons
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -80,7 +80,7 @@ def _registered(repository: str) -> Any:
 
 
 @contextlib.contextmanager
-def _stand_ins() -> Iterator[None]:
+def _stand_ins() -> Generator[None]:
     """Modules that the profiles import, and that are not installed or are of another release, are replaced."""
     stand_in("swebench.harness", root_of("swebench", "swebench>=5,<6") / "harness")
     modules = {name: ModuleType(name) for name in (*_ABSENT, _CONSTANTS)}
