@@ -551,6 +551,9 @@ def main(words: list[str]) -> int:
         for name in filter(None, files.stdout.split("\0")):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
+        # Some tests ask git which files there are.
+        subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+        subprocess.run(["git", "-C", folder, "add", "-A"], check=True)
         (copy / ".venv").symlink_to(ROOT / ".venv")
         rows = [(part, mutant) for part, mutants in MUTANTS.items() for mutant in mutants]
         num_living = 0

@@ -40,11 +40,24 @@ async def test_one_claim_is_in_force_at_a_time(pool: ArqRedis) -> None:
     assert await queue.claim(pool, claim.request.id, "host/2") == "held"
 
 
+async def test_a_claim_is_held_while_anything_is_left_of_its_lease(pool: ArqRedis) -> None:
+    claim = await taken(pool)
+    await pool.pexpire(keys.lease(claim.request.id), 30_000)  # far from its end on any machine
+    assert await queue.claim(pool, claim.request.id, "host/2") == "held"
+
+
 async def test_a_claim_race_has_one_winner(pool: ArqRedis) -> None:
     request = await enqueued(pool)
     answers = await asyncio.gather(*(queue.claim(pool, request.id, f"host/{n}") for n in range(8)))
     assert sum(isinstance(answer, Claim) for answer in answers) == 1
     assert [answer for answer in answers if not isinstance(answer, Claim)] == ["held"] * 7
+
+
+async def test_what_is_answered_cannot_be_withdrawn(pool: ArqRedis) -> None:
+    claim, other = await taken(pool), await taken(pool)
+    await stream.publish(pool, samples.trajectory(claim))
+    ids = [claim.request.id, other.request.id]
+    assert await queue.withdraw(pool, samples.RUN, ids) == [other.request.id]
 
 
 async def test_what_is_gone_or_answered_cannot_be_claimed(pool: ArqRedis) -> None:
