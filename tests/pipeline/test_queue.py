@@ -53,6 +53,19 @@ async def test_a_claim_race_has_one_winner(pool: ArqRedis) -> None:
     assert [answer for answer in answers if not isinstance(answer, Claim)] == ["held"] * 7
 
 
+async def test_a_worker_gets_as_many_requests_as_it_asks_for_those_that_were_lost_first(
+    pool: ArqRedis,
+) -> None:
+    lost = await taken(pool)
+    for _ in range(3):
+        await enqueued(pool)
+    await lapse(pool, lost)
+    found = await queue.take(pool, "host/2", 2)
+    assert len(found) == 2
+    assert isinstance(found[0], Claim)
+    assert found[0].request.id == lost.request.id
+
+
 async def test_what_is_answered_cannot_be_withdrawn(pool: ArqRedis) -> None:
     claim, other = await taken(pool), await taken(pool)
     await stream.publish(pool, samples.trajectory(claim))
