@@ -212,7 +212,12 @@ def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None, tasks: Mapping[s
         if change.startswith(FIXED) or FIXED_OF_SOURCES.match(change):
             raise ValueError(f"a resumed run cannot change {change}; start a new one for that")
         print(f"changed since the run began: {change}")
-    run_directory.find(root, tasks=tasks)
+    for key, digest in tasks.items():
+        if found.tasks.get(key, digest) != digest:
+            raise ValueError(
+                f"{key}: these are not the tasks with which the run in {root} began, or not in that order: restore the file and its "
+                "verification, on which tasks.min_control and tasks.max_weakness depend, or start a new run"
+            )
     if changes:
         with run_directory.writable(root):
             (root / RECIPE).replace(root / "recipe.before.toml")

@@ -39,6 +39,8 @@ class RunDirectory:
 
     root: Path
     run_id: str
+    # Digests of the training tasks with which the run began, by the recipe's key of their file
+    tasks: Mapping[str, str]
 
 
 def create(
@@ -53,13 +55,11 @@ def create(
         (root / RECIPE).write_text(recipe)
         run = RunFile(run_id=run_id, started_at=time.time(), kind=kind, tasks=dict(tasks or {}))
         (root / RUN_FILE).write_bytes(msgspec.json.encode(run))
-    return RunDirectory(root.resolve(), run_id)
+    return RunDirectory(root.resolve(), run_id, run.tasks)
 
 
-def find(root: Path, *, tasks: Mapping[str, str] | None = None) -> RunDirectory:
-    """The directory of a run that was started before. Raises ValueError if it is not such a directory, or if that run began with training
-    tasks of another digest than `tasks` says.
-    """
+def find(root: Path) -> RunDirectory:
+    """The directory of a run that was started before. Raises ValueError if it is not such a directory."""
     if not root.exists():
         raise ValueError(
             f"{root}: there is no such directory; give that of the run to resume, or start it without --resume"
@@ -68,13 +68,7 @@ def find(root: Path, *, tasks: Mapping[str, str] | None = None) -> RunDirectory:
         run = msgspec.json.decode((root / RUN_FILE).read_bytes(), type=RunFile)
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
-    for key, digest in (tasks or {}).items():
-        if run.tasks.get(key, digest) != digest:
-            raise ValueError(
-                f"{key}: these are not the tasks with which the run in {root} began, or not in that order: restore the file and its "
-                "verification, on which tasks.min_control and tasks.max_weakness depend, or start a new run"
-            )
-    return RunDirectory(root.resolve(), run.run_id)
+    return RunDirectory(root.resolve(), run.run_id, run.tasks)
 
 
 @contextlib.contextmanager

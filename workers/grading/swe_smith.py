@@ -21,6 +21,7 @@ _PROFILES = "swesmith.profiles"
 _ABSENT = {"dotenv": ("load_dotenv",), "ghapi": (), "ghapi.all": ("GhApi",)}
 _CONSTANTS = "swebench.harness.constants"
 _OF_SWEBENCH_4 = {"DOCKER_USER": "root", "DOCKER_WORKDIR": "/testbed", "KEY_INSTANCE_ID": "instance_id"}
+# Languages of which a command that builds nothing runs the programs in the image, whatever a patch changes.
 _COMPILED = frozenset(("c", "cpp"))
 _BUILDS = re.compile(r"\b(?:make|ninja|bazel|meson)\b|\bcmake --build\b")
 
