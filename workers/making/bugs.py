@@ -35,6 +35,7 @@ _HEAD_BYTES = 1000  # where a generated file says so
 # Statements whose removal is no bug, or one that the compiler finds.
 _NO_LOSS = re.compile(rb"""\s*(?:(?:elif|import|from|pass|global|nonlocal)\b|['"])""")
 _IF = re.compile(rb"\s*if\b")
+_BRANCH = re.compile(rb"\s*(?:elif|else)\b")
 _BRACKETED: Collection[BugKind] = ("operator", "condition", "return")  # kinds whose edits add brackets
 
 Place: TypeAlias = tuple[BugKind, int, int, bytes]
@@ -85,8 +86,11 @@ def is_product(path: str, source: bytes) -> bool:
 
 
 def functions_and_bugs(path: str, source: bytes) -> tuple[list[Function], list[PlantedBug]]:
-    """The functions of a file, outer ones first, and the bugs inside each; none if the source cannot be parsed."""
-    functions, places = _LANGUAGES[posixpath.splitext(path)[1]](path, source)
+    """The functions of a file, outer ones first, and the bugs inside each; none if the source cannot be parsed or is nested too deeply."""
+    try:
+        functions, places = _LANGUAGES[posixpath.splitext(path)[1]](path, source)
+    except RecursionError:
+        return [], []
     found: dict[tuple[int, int, bytes], PlantedBug] = {}
     for kind, start, end, becomes in places:
         around = [one for one in functions if one.start <= start and end <= one.end]
@@ -282,7 +286,7 @@ def _header(file: TestFile, node: ast.If) -> int:
         return 0
     for number in range(node.orelse[0].lineno, node.body[-1].end_lineno or 0, -1):
         line = file.source[file.line_starts[number - 1] : file.line_starts[number]]
-        if line.lstrip().startswith((b"elif", b"else")):
+        if _BRANCH.match(line):
             return number
     return 0
 

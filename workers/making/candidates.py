@@ -139,6 +139,11 @@ class CandidateBook:
         """The candidates that are tasks, in order."""
         return [one for one in self.candidates.values() if one.outcome == "kept"]
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether the infrastructure prevented a verdict on a candidate."""
+        return any(one.outcome == "failed" for one in self.candidates.values())
+
     def at(self, stage: Stage) -> list[TaskCandidate]:
         """The candidates that have passed `stage` or a later one, in order."""
         least = STAGES.index(stage)

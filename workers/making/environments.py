@@ -44,7 +44,7 @@ _REQUIREMENTS_FILE = re.compile(
     r"requirements\.txt|(?=.*(?:test|dev|base|ci)).*requirements[\w.-]*\.txt|requirements/(?:base|ci|tests?|testing|dev)\.txt"
 )
 _EXTRAS = ("test", "tests", "testing", "dev")
-_REQUIREMENT = re.compile(
+REQUIREMENT = re.compile(
     r"([A-Za-z0-9][\w.-]*)\s*(?:\[[\w,. -]*\])?\s*\(?(?:[<>=!~][\w.*+!<>=~, ]*)?\)?\s*(?:;.*)?", re.ASCII
 )
 _NO_NETWORK = re.compile(
@@ -98,10 +98,10 @@ def declared(history: History, commit: str, extra: Iterable[str] = ()) -> Declar
         if _REQUIREMENTS_FILE.fullmatch(path):
             found += [re.split(r"\s#|\s--hash", line)[0].rstrip(" \\") for line in texts[path].splitlines()]
     lines = [one for one in found if one and not one.startswith(("#", "--hash", "-r", "-c", "-e .", " "))]
-    plain = {one: match for one in (*lines, *extra) if (match := _REQUIREMENT.fullmatch(one))}
+    plain = {one: match for one in (*lines, *extra) if (match := REQUIREMENT.fullmatch(one))}
     return Declared(
         requirements=tuple(sorted(one for one, match in plain.items() if _normal(match[1]) != _normal(name))),
-        build=tuple(one for one in build if _REQUIREMENT.fullmatch(one)),
+        build=tuple(one for one in build if REQUIREMENT.fullmatch(one)),
         left_out=tuple(dict.fromkeys(one for one in lines if one not in plain)),
         fingerprint=hashlib.sha256(repr(sorted(blobs.items())).encode()).hexdigest(),
     )

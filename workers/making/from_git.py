@@ -50,10 +50,11 @@ def add_from_git_parser(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Makes the tasks, or reports on them, and returns the exit status. Raises ValueError, OSError."""
 
-    def make(stages: Stages) -> None:
+    def make(stages: Stages) -> bool:
         CommitWalk(stages).enter_all()
         stages.build(stages.to_do("problem", "problem"))
         stages.gate(stages.to_do("built"))
+        return stages.book.has_failures
 
     return run_stages(options, LABELS, functools.partial(_checked, options), make)
 

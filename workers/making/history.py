@@ -38,7 +38,11 @@ _SAME = {
 
 
 class GitError(ValueError):
-    """A command of git failed; the message is its own."""
+    """A command of git failed; the message is its own. `status` is the status with which it ended, 0 if it was not run to its end."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class TooLarge(GitError):
@@ -105,7 +109,8 @@ def run_git(words: Sequence[str], *, env: dict[str, str], most_bytes: int = 0) -
     except subprocess.TimeoutExpired as error:
         raise GitError(f"git {words[0]} took more than {GIT_S} s") from error
     if git.returncode:
-        raise GitError(errors.decode("utf-8", "replace").strip()[-500:] or f"git {words[0]} failed")
+        said = errors.decode("utf-8", "replace").strip()[-500:]
+        raise GitError(said or f"git {words[0]} failed", git.returncode)
     return head + output
 
 
@@ -253,10 +258,20 @@ class History:
     def paths_with(self, commit: str, lines: Iterable[str]) -> list[str]:
         """The paths of the files of a commit that have any of these lines, or a longer one with it."""
         words = [word for line in lines for word in ("-e", line)]
+        return self._grep(commit, "-F", *words) if words else []
+
+    def binary_paths(self, commit: str) -> list[str]:
+        """The paths of the files of a commit that git takes for binary ones, or that are empty."""
+        return sorted(self.files(commit).keys() - {*self._grep(commit, "-I", "-e", "")})
+
+    def _grep(self, commit: str, *words: str) -> list[str]:
+        """The paths that git grep finds. Raises GitError."""
         try:
-            found = self.git("grep", "-l", "-z", "-F", *words, commit, "--") if words else b""
-        except GitError:
-            return []
+            found = self.git("grep", "-l", "-z", *words, commit, "--")
+        except GitError as error:
+            if error.status == 1:  # nothing found
+                return []
+            raise
         prefix = f"{commit}:"
         return [path.decode("utf-8", "replace").removeprefix(prefix) for path in found.split(b"\0") if path]
 

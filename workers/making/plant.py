@@ -33,10 +33,10 @@ def add_plant_parser(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Makes the tasks, or reports on them, and returns the exit status. Raises ValueError, OSError."""
 
-    def make(stages: Stages) -> None:
+    def make(stages: Stages) -> bool:
         from workers.making.planting import Planter
 
-        Planter(stages).plant()
+        return Planter(stages).plant()
 
     return run_stages(options, LABELS, functools.partial(checked_settings, options), make)
 

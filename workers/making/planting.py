@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import RolloutError, SandboxRuined
 from pipeline.request import Claim
+from pipeline.screen import visible_line
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
 from workers.grading.controls.spans import read
@@ -22,6 +23,7 @@ from workers.harness.building import PackageError
 from workers.images.api import ImageError
 from workers.leaks.answers import answers_in_problem
 from workers.leaks.signature import Matcher, is_answer, is_near, signature_of
+from workers.leaks.unpacking import Piece, Unpacker
 from workers.making.bugs import (
     Function,
     PlantedBug,
@@ -47,7 +49,7 @@ from workers.making.history import (
 from workers.making.problems import added_lines
 from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
 from workers.making.stages import Stages, replace_file
-from workers.making.symptoms import Example, chosen, example_of, problem_with
+from workers.making.symptoms import Example, chosen, example_of, names_tests, problem_with
 from workers.sandbox.protocol import Sandboxes
 from workers.tasksets.fleet import is_placed_as_test
 from workers.tasksets.patches import reversed_patch
@@ -72,7 +74,15 @@ class BugPlan:
         return tuple(sorted(f"{bug.function.path}::{bug.function.name}" for bug in self.bugs))
 
 
-Noticed = list[RanTest] | Fallen | RolloutError
+@dataclass(frozen=True, slots=True)
+class FailingTests:
+    """The tests that fail with the bugs of a plan: of those that were chosen for it, and of all."""
+
+    chosen: tuple[RanTest, ...]
+    all: tuple[RanTest, ...]
+
+
+Noticed = FailingTests | Fallen | RolloutError
 """The tests that fail with the bugs of a plan; or why it is of no use; or a failure of the infrastructure."""
 
 
@@ -89,6 +99,7 @@ class Planter:
     _tests: dict[CodePlace, list[RanTest]] = field(default_factory=lambda: defaultdict(list[RanTest]))
     _functions: dict[CodePlace, Function] = field(default_factory=dict[CodePlace, Function])
     _sources: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    _archived: list[tuple[str, str, bytes]] | None = None  # what archives in the commit have
     _probed: set[str] = field(default_factory=set[str])  # candidates of which this process has run the tests
     _taken: set[str] = field(default_factory=set[str])  # candidates that it has taken further
 
@@ -97,23 +108,26 @@ class Planter:
         self.commit = next(history.commits(resolved(options.repository, options.branch, "--branch"), "-1"))
         self._files = history.files(self.commit.sha)
         known = self.stages.book.candidates.values()
-        self._seen = {(one.functions, one.failing) for one in known if one.failing}
+        self._seen = {(one.functions, one.failing) for one in known if one.base}
 
-    def plant(self) -> None:
-        """Tries bugs until there are as many tasks as wanted, or no more bugs. Raises ValueError."""
+    def plant(self) -> bool:
+        """Tries bugs until there are as many tasks as wanted, or no more bugs. Returns whether a task is missing because the infrastructure
+        failed. Raises ValueError.
+        """
         asyncio.run(self.learn())
         plans = list(self.plans())
         while (need := self.stages.options.most - len(self.stages.book.kept)) > 0:
             asyncio.run(self._probe(plans, need))
             todo = {one.sha: one for one in self._waiting()[:need]}
             if not todo:
-                return
+                break
             self._taken |= todo.keys()
             for plan in plans:
                 if (one := todo.get(plan.sha)) and one.task:  # another process may have made its base
                     self._base(self.tidied(plan) or [], one.task.verdict.protected_paths)
             self.stages.build([one for one in todo.values() if one.stage == "problem"])
             self.stages.gate([one for one in self.stages.to_do("built") if one.sha in todo])
+        return need > 0 and self.stages.book.has_failures
 
     async def learn(self) -> None:
         """Learns which tests reach which functions, from a run of all tests that an earlier process may have made. Raises ValueError."""
@@ -131,6 +145,9 @@ class Planter:
                     raise ValueError(
                         f"REPO: its tests cannot be run in {claim.request.task.image}: {error}"
                     ) from error
+            if not read_report(report).is_whole:
+                said = "some test files cannot be collected, or the tests did not come to their end"
+                print(visible_line(f"{said}; those that ran are used: {log}"), file=sys.stderr, flush=True)
             replace_file(path, lambda partial: partial.write_bytes(report))
         self._run = read_report(path.read_bytes())
         for test in sorted(self._run.tests.values(), key=lambda test: (len(test.reached), test.name)):
@@ -231,7 +248,10 @@ class Planter:
                         bench = TestBench(sandbox)
                         await bench.install()
                         while current:
-                            found[current.sha] = await self._noticed(bench, current)
+                            try:
+                                found[current.sha] = await self._noticed(bench, current)
+                            except Fallen as fallen:
+                                found[current.sha] = fallen
                             current = next(waiting, None)
                 except RolloutError as error:
                     if current:
@@ -242,27 +262,40 @@ class Planter:
         await side_by_side(range(num_jobs), work, num_jobs=num_jobs)
         return found
 
-    async def _noticed(self, bench: TestBench, plan: BugPlan) -> list[RanTest] | Fallen:
-        """The tests that fail with the bugs of a plan, each of which some test notices alone."""
+    async def _noticed(self, bench: TestBench, plan: BugPlan) -> FailingTests | Fallen:
+        """The tests that fail with the bugs of a plan, each of which some test notices alone. Raises SandboxError, GraderError."""
         if self.is_spent(plan):
             return Fallen("has no other test than another bug in its function")
         tests = list({test.name: test for bug in plan.bugs for test in self._tests_of(bug)}.values())
         bugs = await asyncio.to_thread(self.tidied, plan)
         if bugs is None:
             return Fallen("means the same or does not parse")
-        failing: list[RanTest] = []
+        chosen: list[RanTest] = []
         for some in [*([bug] for bug in bugs if len(bugs) > 1), bugs]:
-            run = await bench.run(self.texts(some), tests)
-            failing = [test for test in run.tests.values() if test.outcome == "failed"]
-            if not run.is_whole:
-                return Fallen("the tests do not come to their end")
-            if not failing:
+            chosen = await self._failing(bench, some, tests)
+            if not chosen:
                 return Fallen("no test notices it")
-            if any(test.failure and test.failure.exception in _UNDEFINED for test in failing):
+            if any(test.failure and test.failure.exception in _UNDEFINED for test in chosen):
                 return Fallen("leaves a name without a value")
-        if len(failing) == sum(test.outcome == "passed" for test in self._run.tests.values()):
+        if (plan.functions, _names(chosen)) in self._seen:
+            return FailingTests(tuple(chosen), tuple(chosen))
+        # A fixture that tests share reaches a function in the first of them alone, so all tests are run before some are hidden.
+        passing = [test for test in self._run.tests.values() if test.outcome == "passed"]
+        failing = await self._failing(bench, bugs, passing)
+        if len(failing) == len(passing):
             return Fallen("no test passes with it")
-        return failing
+        if not {*_names(chosen)} <= {*_names(failing)}:
+            return Fallen("its tests fail in one run and pass in another")
+        return FailingTests(tuple(chosen), tuple(failing))
+
+    async def _failing(
+        self, bench: TestBench, bugs: Sequence[PlantedBug], tests: Sequence[RanTest]
+    ) -> list[RanTest]:
+        """Those of these tests that fail with these bugs. Raises Fallen, SandboxError, GraderError."""
+        run = await bench.run(self.texts(bugs), tests, most_s=self.stages.limits.grade_wall_s)
+        if not run.is_whole:
+            raise Fallen("not all of its tests run and end")
+        return [test for test in run.tests.values() if test.outcome == "failed"]
 
     def is_spent(self, plan: BugPlan) -> bool:
         """Whether only one test reaches the plan's functions, and another plan has failed it."""
@@ -302,11 +335,12 @@ class Planter:
         try:
             if isinstance(noticed, Exception):
                 raise noticed
-            one = replace(one, stage="candidate", failing=tuple(sorted(test.name for test in noticed)))
+            one = replace(one, stage="candidate", failing=_names(noticed.chosen))
             if (one.functions, one.failing) in self._seen:
                 raise Fallen("fails the same tests as another bug in its function")
+            made = self._with_problem(one, plan, noticed)
             self._seen.add((one.functions, one.failing))
-            return self._with_problem(one, plan, noticed)
+            return made
         except Fallen as fallen:
             return replace(one, reason=fallen.reason, detail=fallen.detail)
         except GitError as error:
@@ -314,16 +348,22 @@ class Planter:
         except RolloutError as error:
             return replace(one, outcome="failed", reason="could not be tried", detail=str(error))
 
-    def _with_problem(self, one: TaskCandidate, plan: BugPlan, failing: Sequence[RanTest]) -> TaskCandidate:
+    def _with_problem(self, one: TaskCandidate, plan: BugPlan, noticed: FailingTests) -> TaskCandidate:
         """Raises Fallen, GitError."""
-        stages = self.stages
-        base = self._base(self.tidied(plan) or [], sorted({test.path for test in failing}))
+        stages, hidden = self.stages, sorted({test.path for test in noticed.all})
+        if strange := [
+            path for path in hidden if not (is_placed_as_test(path) and TEST_MODULE.fullmatch(path))
+        ]:
+            raise Fallen("fails a test that cannot be hidden", strange[0])
+        base = self._base(self.tidied(plan) or [], hidden)
         split = split_of(stages.history, Fix(base, self.commit, ()), max_files=stages.options.max_files)
         script, tests = eval_script(split.modules), split.tests.encode()
         verdict = ExitCode(eval_script=script, test_patch=tests, protected_paths=split.test_paths)
         task = self._task(one.sha[:12], verdict)
         gold = Gold(id=task.id, patch=split.fix, test_patch=split.tests)
-        _must_be_alone(stages.history, base, task, gold)
+        if self._archived is None:
+            self._archived = _packed(stages.history, self.commit.sha)
+        _must_be_alone(stages.history, base, task, gold, self._archived)
         return replace(
             one,
             stage="problem",
@@ -332,19 +372,21 @@ class Planter:
             problem_source="planted bug",
             modules=split.modules,
             licence=stages.licence(self.commit.sha),
-            task=replace(task, problem=self._problem(task, gold, plan.bugs, failing)),
+            task=replace(task, problem=self._problem(task, gold, plan.bugs, noticed)),
             gold=gold,
         )
 
-    def _problem(self, task: Task, gold: Gold, bugs: Sequence[PlantedBug], failing: Sequence[RanTest]) -> str:
+    def _problem(self, task: Task, gold: Gold, bugs: Sequence[PlantedBug], noticed: FailingTests) -> str:
         """Raises Fallen if none can be written that shows a call for each bug and does not give the answer away."""
-        found = [(test, self._example(test)) for test in failing]
+        found = [(test, self._example(test)) for test in noticed.chosen]
         reached = [{test.name for test in self._tests_of(bug)} for bug in bugs]
         examples = chosen([[one for test, one in found if one and test.name in names] for names in reached])
         changed = added_lines(gold.patch) | added_lines(reversed_patch(gold.patch))
+        is_gone = any(bug.kind == "body" for bug in bugs)
         for number in range(len(examples), len(bugs) - 1, -1):
-            told = replace(task, problem=problem_with(examples[:number]))
-            if not any(line in told.problem for line in changed) and not answers_in_problem(told, gold):
+            told = replace(task, problem=problem_with(examples[:number], is_gone=is_gone))
+            gives_away = any(line in told.problem for line in changed) or answers_in_problem(told, gold)
+            if not gives_away and not names_tests(told.problem, noticed.all):
                 return told.problem
         raise Fallen("no failing call can be shown", "without giving the answer away" if examples else "")
 
@@ -357,10 +399,32 @@ class Planter:
         )
 
 
-def _must_be_alone(history: History, base: str, task: Task, gold: Gold) -> None:
-    """Raises Fallen if another file of the base has the code without the bug, or what Python compiled of it."""
+def _names(tests: Iterable[RanTest]) -> tuple[str, ...]:
+    return tuple(sorted(test.name for test in tests))
+
+
+def _packed(history: History, commit: str) -> list[tuple[str, str, bytes]]:
+    """What archives in a commit have: the path of each, and name and content of what is in it, as far as it can be unpacked."""
+    unpacker, files, found = Unpacker(), history.files(commit), list[tuple[str, str, bytes]]()
+    for path in history.binary_paths(commit):
+        with contextlib.suppress(TooLarge):
+            for piece in unpacker.pieces(Piece((path,), history.blob(files[path]))):
+                if len(piece.trail) > 1 and b"\0" not in piece.content:
+                    found.append((path, piece.trail[-1], piece.content))
+    return found
+
+
+def _must_be_alone(
+    history: History, base: str, task: Task, gold: Gold, packed: Iterable[tuple[str, str, bytes]]
+) -> None:
+    """Raises Fallen if another file of the base, or one in an archive, has the code without the bug, or what Python compiled of it."""
     signature, files = signature_of(task, gold), history.files(base)
     fix, matcher = signature.parts[0], Matcher(signature)
+
+    def has_answer(name: str, content: bytes) -> bool:
+        evidence = matcher.evidence(content, near=True)
+        return is_answer(fix, evidence, near=is_near(name, signature.paths), loose=False, common=set())
+
     stems = {posixpath.basename(path).partition(".")[0] for path in signature.paths}
     lines = {max(window, key=len).decode() for window in (*fix.windows, *fix.near)}
     copies = [
@@ -369,9 +433,8 @@ def _must_be_alone(history: History, base: str, task: Task, gold: Gold) -> None:
         if path.endswith(_COMPILED) and posixpath.basename(path).partition(".")[0] in stems
     ]
     for path in history.paths_with(base, lines):
-        if path in files and path not in signature.paths:
-            evidence = matcher.evidence(history.blob(files[path]), near=True)
-            if is_answer(fix, evidence, near=is_near(path, signature.paths), loose=False, common=set()):
-                copies.append(path)
+        if path in files and path not in signature.paths and has_answer(path, history.blob(files[path])):
+            copies.append(path)
+    copies += [path for path, name, content in packed if path in files and has_answer(name, content)]
     if copies:
         raise Fallen("another file has the code without the bug", copies[0])

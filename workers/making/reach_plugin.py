@@ -9,17 +9,18 @@ import json
 import os
 import sys
 import threading
-import time
+from time import monotonic  # a name of its own, because tests put other clocks into the module
 
 import pytest
 
 HERE = os.path.realpath(os.getcwd()) + os.sep
+REPORT = os.environ["REACH_REPORT"]  # read once, because tests change the environment
 MOST_CHARS = 4000  # characters of a message
 MOST_FRAMES = 100
 
 wanted = None  # names of the tests to run; None: all
-if os.environ.get("SWERVE_TESTS"):
-    with open(os.environ["SWERVE_TESTS"]) as names:
+if os.environ.get("REACH_TESTS"):
+    with open(os.environ["REACH_TESTS"]) as names:
         wanted = set(json.load(names))
 numbers = {}  # place of a function's code -> its number
 entered = {}  # the code objects that the running test has entered, by their ids
@@ -29,7 +30,7 @@ found = {}  # what is known of the running test
 def write(**line):
     """Appends a line at once, because other processes may write, too."""
     line["process"] = os.getpid()
-    report = os.open(os.environ["SWERVE_REPORT"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    report = os.open(REPORT, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(report, (json.dumps(line) + "\n").encode())
     finally:
@@ -62,18 +63,23 @@ def reached():
     return sorted(found - {0})
 
 
+def text_of(value, of=str):
+    """A value's text, cut; "" if its own code fails at that. JSON has no half of a surrogate pair."""
+    try:
+        return of(value)[:MOST_CHARS].encode("utf-8", "replace").decode()
+    except Exception:
+        return ""
+
+
 def failure_of(excinfo, item):
     kind = excinfo.type
     name = kind.__name__ if kind.__module__ == "builtins" else kind.__module__ + "." + kind.__name__
-    try:
-        message = str(excinfo.value)[:MOST_CHARS]
-    except Exception:
-        message = ""
     frames = [(inside(entry.path), entry.lineno + 1, entry.name) for entry in excinfo.traceback]
     parameters = {}
     for parameter, value in getattr(getattr(item, "callspec", None), "params", {}).items():
         if isinstance(value, (str, bytes, int, float, list, tuple, dict, set, type(None))):
-            parameters[parameter] = repr(value)[:MOST_CHARS]
+            parameters[parameter] = text_of(value, repr)
+    message = text_of(excinfo.value)
     return {"exception": name, "message": message, "frames": frames[-MOST_FRAMES:], "parameters": parameters}
 
 
@@ -93,7 +99,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_protocol(item, nextitem):
     found.clear()
     entered.clear()
-    began_at = time.time()
+    began_at = monotonic()
     if wanted is None:
         threading.settrace(trace)
         sys.settrace(trace)
@@ -101,7 +107,7 @@ def pytest_runtest_protocol(item, nextitem):
     sys.settrace(None)
     threading.settrace(None)  # type: ignore
     path = inside(getattr(item, "path", None) or item.fspath)
-    write(test=item.nodeid, path=path, seconds=round(time.time() - began_at, 3), codes=reached(), **found)
+    write(test=item.nodeid, path=path, seconds=round(monotonic() - began_at, 3), codes=reached(), **found)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -113,3 +119,8 @@ def pytest_runtest_makereport(item, call):
         found["outcome"] = "failed"
     elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
         found.setdefault("outcome", "passed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    write(finished=True)

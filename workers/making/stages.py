@@ -139,7 +139,16 @@ def require_positive(options: argparse.Namespace, *names: str) -> None:
 
 def settings_of(options: argparse.Namespace, **more: str) -> Settings:
     """What the book is made with: the deciding options and `more`, values by the names of options. Raises ValueError naming one."""
-    require_positive(options, "max_files", "repeat")
+    require_positive(options, "repeat")
+    if options.max_files < 2:
+        raise ValueError(
+            f"--max-files must be 2 or more, one for the fix and one for its tests, is {options.max_files}"
+        )
+    if options.requires:
+        from workers.making.environments import REQUIREMENT
+
+        if odd := [one for one in options.requires if not REQUIREMENT.fullmatch(one)]:
+            raise ValueError(f"--requires: {odd[0]!r} is no package of an index, such as 'numpy<2'")
     if options.max_weakness is not None and not 0 <= options.max_weakness <= 1:
         raise ValueError(f"--max-weakness must be between 0 and 1, is {options.max_weakness}")
     kept = {name: str(getattr(options, name)) for name in DECIDING} | more
@@ -153,9 +162,10 @@ def run_stages(
     options: argparse.Namespace,
     labels: Mapping[Stage, str],
     settings: Callable[[], Settings],
-    make: Callable[["Stages"], None],
+    make: Callable[["Stages"], bool],
 ) -> int:
-    """Makes the tasks in DIR, or reports on them, and returns the exit status. `make` finds candidates and takes them through the stages.
+    """Makes the tasks in DIR, or reports on them, and returns the exit status. `make` finds candidates, takes them through the stages, and
+    returns whether the infrastructure has to be mended for what is missing.
 
     Raises ValueError, OSError.
     """
@@ -175,10 +185,10 @@ def run_stages(
         stages = Stages(
             options, out, book, History(options.repository, out / SCRATCH / "history.git"), limits
         )
-        make(stages)
+        is_missing = make(stages)
         stages.write_kept()
         print(visible("\n".join(funnel(book, labels))))
-        return int(any(one.outcome == "failed" for one in book.candidates.values()))
+        return int(is_missing)
 
     try:
         return exit_status(

@@ -6,20 +6,26 @@ here sees the difference that the bugs make.
 """
 
 import ast
+import builtins
 import itertools
+import posixpath
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from workers.grading.controls.spans import TestFile
-from workers.making.reaching import Failure
+from workers.making.reaching import Failure, RanTest
 
 MOST_EXAMPLES = 3
 MOST_CODE_LINES, MOST_CODE_CHARS, MOST_OUTPUT_LINES, MOST_LINE_CHARS = 12, 1000, 12, 300
+_GIVEN = frozenset(
+    {*dir(builtins), "tmp_path", "tmpdir", "monkeypatch", "capsys", "caplog", "self"}
+)  # names that need no explanation
 _FAILED = ("AssertionError", "Failed")  # exceptions by which tests notice a wrong result
 _EXPECTING = ("raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns", "assertLogs")
 _SETS_UP = ("setUp", "setup_method", "setup")
+_NAMED_TEST = re.compile(r"::([Tt]est\w+)")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 _TEMPORARY = re.compile(r"/tmp/pytest-of-[^/\s]+/pytest-\d+/[^/\s'\"]+|/tmp/tmp\w+")
 _CUT = re.compile(
@@ -59,7 +65,7 @@ class Example:
 def example_of(
     failure: Failure, test: str, path: str, file: TestFile, callables: Collection[str]
 ) -> Example | None:
-    """The example that the failure of a test gives; None if it shows no call of these functions.
+    """The example that the failure of a test gives; None if it shows no call of these functions, or has a name that only the test knows.
 
     `test` is the test's name, and `file` the text of its file at `path`.
     """
@@ -71,19 +77,27 @@ def example_of(
     entered = [frame.function for frame in failure.frames[in_test[-1] + 1 :] if frame.path] if in_test else []
     called = next(_called(entered, [*shown, *reversed(needed)], callables), "")
     names = {name for one in (*needed, *shown) for name in _names(one)}
-    given = [f"{name} = {value}" for name, value in failure.parameters.items() if name in names]
-    code = "\n".join([*given, *(_text(file, one) for one in (*needed, *shown))])
+    given = {
+        name: value for name, value in failure.parameters.items() if name in names and _is_literal(value)
+    }
+    hidden = {*_arguments(around), *failure.parameters} - given.keys()
+    outside = _outside(file, path, _unbound((*needed, *shown)) - given.keys(), hidden)
+    if outside is None:
+        return None
+    imports, defined = outside
+    lines = [*defined, *(f"{name} = {value}" for name, value in given.items())]
+    code = "\n".join([*lines, *(_text(file, one) for one in (*needed, *shown))])
     output = _cleaned(f"{failure.exception}: {failure.message}" if failure.message else failure.exception)
     is_short = len(code) <= MOST_CODE_CHARS and code.count("\n") < MOST_CODE_LINES
+    code = "\n".join([*imports, code])
     if not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
         return None
     is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1].path == path
     return Example(code, called, "" if is_noticed else failure.exception, output)
 
 
-def problem_with(examples: Sequence[Example]) -> str:
-    """The problem that shows these examples."""
-    is_gone = any(one.raised == "NotImplementedError" for one in examples)
+def problem_with(examples: Sequence[Example], *, is_gone: bool = False) -> str:
+    """The problem that shows these examples. `is_gone`: the body of a function is gone."""
     text = "\n\n".join(one.text for one in examples)
     return _TEMPLATE.format(title=examples[0].title, examples=text, more=_MORE if is_gone else "").strip()
 
@@ -98,6 +112,13 @@ def chosen(groups: Sequence[Collection[Example]]) -> list[Example]:
     for one in (one for some in itertools.zip_longest(*ordered) for one in some if one):
         found.setdefault(one.code, one)
     return [*found.values()][: max(MOST_EXAMPLES, len(groups))] if all(ordered) else []
+
+
+def names_tests(problem: str, tests: Iterable[RanTest]) -> bool:
+    """Whether the problem has the name of one of these tests or of its file."""
+    words = {posixpath.basename(test.path).removesuffix(".py") for test in tests}
+    words |= {name for test in tests for name in _NAMED_TEST.findall(test.name.partition("[")[0])}
+    return any(re.search(rf"\b{re.escape(word)}\b", problem) for word in words)
 
 
 def _is_named(test: str, path: str, text: str) -> bool:
@@ -151,6 +172,87 @@ def _needed(before: Sequence[ast.stmt], shown: Sequence[ast.AST]) -> list[ast.st
             found.insert(0, statement)
             names |= {*_names(statement)}
     return found
+
+
+def _is_literal(value: str) -> bool:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _arguments(around: Sequence[ast.stmt]) -> set[str]:
+    """The names of the arguments of the functions around a statement."""
+    functions = [one for one in around if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {one.arg for function in functions for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+
+
+def _unbound(nodes: Iterable[ast.AST]) -> set[str]:
+    """The names that these nodes use and do not bind, without Python's own; attributes of `self` are names, too."""
+    used, bound = set[str](), set[str]()
+    for one in (inner for node in nodes for inner in ast.walk(node)):
+        match one:
+            case ast.Name(id=name, ctx=context):
+                (used if isinstance(context, ast.Load) else bound).add(name)
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=context):
+                (used if isinstance(context, ast.Load) else bound).add(f"self.{name}")
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add(other or name.partition(".")[0])
+            case _:
+                pass
+    free = used - bound - _GIVEN
+    return {name for name in free if not name.startswith("self.")} if "self" in bound else free
+
+
+def _outside(
+    file: TestFile, path: str, names: set[str], hidden: Collection[str]
+) -> tuple[list[str], list[str]] | None:
+    """The imports and the definitions of the test file that give these names; None if it does not give one, or an argument hides it."""
+    given = {name: one for one in file.tree.body for name in _defined(one)}
+    imports, definitions = dict[str, None](), dict[int, str]()
+    waiting = sorted(names, reverse=True)
+    while waiting:
+        name = waiting.pop()
+        statement = given.get(name)
+        if statement is None or name in hidden:
+            return None
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            imports[_import_of(statement, name, path)] = None
+        elif statement.lineno not in definitions:
+            definitions[statement.lineno] = _text(file, statement)
+            waiting += sorted(_unbound([statement]), reverse=True)
+    return sorted(imports), [definitions[line] for line in sorted(definitions)]
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    """The names that a statement of a module gives to examples: no fixtures, and no tests."""
+    match statement:
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [one.asname or one.name.partition(".")[0] for one in names]
+        case ast.Assign(targets=targets):
+            return [one.id for one in targets if isinstance(one, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
+            return [name]
+        case ast.FunctionDef(name=name, decorator_list=[]) | ast.ClassDef(name=name, decorator_list=[]):
+            return [] if name.lower().startswith("test") else [name]
+        case _:
+            return []
+
+
+def _import_of(statement: ast.Import | ast.ImportFrom, name: str, path: str) -> str:
+    """The import of this name alone, from the root of the repository where it is relative to the file at `path`."""
+    alias = next(one for one in statement.names if (one.asname or one.name.partition(".")[0]) == name)
+    imported = ast.unparse(ast.Import([alias]))
+    if isinstance(statement, ast.Import):
+        return imported
+    around = path.split("/")[: -statement.level] if statement.level else []
+    module = ".".join([*around, *filter(None, [statement.module])])
+    return f"from {module} {imported}"
 
 
 def _is_check(node: ast.AST) -> bool:

@@ -106,8 +106,8 @@ def report_of(folder: Path, tests: Collection[str] = ()) -> bytes:
         "PYTHONPATH": str(beside),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "SWERVE_REPORT": str(report),
-        "SWERVE_TESTS": str(beside / "tests.json") if tests else "",
+        "REACH_REPORT": str(report),
+        "REACH_TESTS": str(beside / "tests.json") if tests else "",
     }
     words = [sys.executable, "-m", "pytest", "-p", PLUGIN.stem, "-p", "no:cacheprovider", "-q", "--tb=no"]
     subprocess.run(words, cwd=folder, env=env, stdout=subprocess.DEVNULL, check=False)

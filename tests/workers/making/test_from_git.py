@@ -114,7 +114,11 @@ def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--max-files", "0"], "--max-files must be 1 or more, is 0"),
+        (["--max-files", "1"], "--max-files must be 2 or more, one for the fix and one for its tests, is 1"),
+        (
+            ["--requires", "git+https://x.invalid/y"],
+            "--requires: 'git.https://x.invalid/y' is no package of an index",
+        ),
         (["--max-weakness", "2"], "--max-weakness must be between 0 and 1, is 2.0"),
         (["--since", "soon"], "--since: 'soon' must be a date"),
         (["--branch", "nowhere"], "--branch: .* has no commit 'nowhere'"),

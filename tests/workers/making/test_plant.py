@@ -3,7 +3,10 @@
 import argparse
 import asyncio
 import re
+import shutil
 import subprocess
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +21,7 @@ from tests.workers.making.shop import FILES, report_of, run_of, shop_at
 from workers.making.candidates import CandidateBook
 from workers.making.history import Fallen, History
 from workers.making.plant import add_plant_parser, checked_settings
-from workers.making.planting import REACHED, BugPlan, Planter
+from workers.making.planting import REACHED, BugPlan, FailingTests, Planter
 from workers.making.reaching import RanTest
 from workers.making.stages import Stages, TaskProvenance
 from workers.tasksets.__main__ import main
@@ -46,13 +49,15 @@ def planter_of(repository: Repository, report: bytes, out: Path, *words: str) ->
     return planter
 
 
-def failing_with(planter: Planter, plan: BugPlan) -> list[RanTest]:
+def failing_with(planter: Planter, plan: BugPlan) -> FailingTests:
     """The tests that fail on this machine with the bugs of a plan."""
     stages, folder = planter.stages, planter.stages.out / "work"
+    shutil.rmtree(folder, ignore_errors=True)
     subprocess.run(["git", "clone", "-q", str(stages.history.repository), str(folder)], check=True)
     for path, text in planter.texts(planter.tidied(plan) or []).items():
         (folder / path).write_bytes(text)
-    return [test for test in run_of(folder).tests.values() if test.outcome == "failed"]
+    failing = tuple(test for test in run_of(folder).tests.values() if test.outcome == "failed")
+    return FailingTests(failing, failing)
 
 
 def plan_of(planter: Planter, kind: str, function: str, becomes: bytes) -> BugPlan:
@@ -125,11 +130,13 @@ def test_two_bugs_of_a_function_that_fail_the_same_tests_are_one_task(tmp_path: 
     first = plan_of(planter, "return", "discounted", b"None")
     second = plan_of(planter, "operator", "discounted", b"+")
     failing = failing_with(planter, first)
-    assert planter.candidate(first, failing).outcome == "open"
+    made = planter.candidate(first, failing)
+    assert made.outcome == "open"
     found = planter.candidate(second, failing)
     assert (found.outcome, found.reason) == ("fallen", "fails the same tests as another bug in its function")
-    assert planter.candidate(second, failing[:1]).reason != found.reason
-    planter.stages.book.enter(found)
+    assert planter.candidate(second, replace(failing, chosen=failing.chosen[:1])).reason != found.reason
+    for one in (made, found):
+        planter.stages.book.enter(one)
     planter.stages.book.close()
     again = planter_of(Repository(planter.stages.history.repository), report, tmp_path / "out")
     assert again.candidate(first, failing).reason == found.reason, "another process knows what was found"
@@ -139,11 +146,20 @@ def test_a_function_with_a_single_test_is_spent_with_its_first_task(tmp_path: Pa
     planter = planter_of(shop_at(tmp_path / "shop"), report, tmp_path / "out")
     plans = list(planter.plans())
     assert not any(map(planter.is_spent, plans))
-    planter.candidate(plans[0], [RanTest("tests/test_shipping.py::test_express", "tests/test_shipping.py")])
-    rounding = next(plan for plan in plans if plan.functions == ("shop.py::rounded",))
-    planter.candidate(
-        rounding, [RanTest("tests/test_rounding.py::test_five_cents", "tests/test_rounding.py")]
-    )
+    shipping = plan_of(planter, "return", "shipped", b"None")
+    assert planter.candidate(shipping, failing_with(planter, shipping)).outcome == "open"
+    for is_shown in (False, True):
+        rounding = plan_of(planter, "return", "rounded", b"None")
+        failing = failing_with(planter, rounding)
+        if not is_shown:
+            silent = tuple(msgspec.structs.replace(test, failure=None) for test in failing.chosen)
+            assert (
+                planter.candidate(rounding, replace(failing, chosen=silent)).reason
+                == "no failing call can be shown"
+            )
+            assert not any(map(planter.is_spent, plans)), "a bug that became no task uses up nothing"
+        else:
+            assert planter.candidate(rounding, failing).outcome == "open"
     spent = {name for plan in plans if planter.is_spent(plan) for name in plan.functions}
     assert spent == {"shop.py::rounded"}
 
@@ -158,6 +174,41 @@ def test_a_repository_with_a_copy_of_the_code_without_the_bug_makes_no_task(
     plan = plan_of(planter, "return", "discounted", b"None")
     found = planter.candidate(plan, failing_with(planter, plan))
     assert (found.outcome, found.reason) == ("fallen", "another file has the code without the bug")
+
+
+def test_a_repository_with_an_archive_of_the_code_without_the_bug_makes_no_task(
+    tmp_path: Path, report: bytes
+) -> None:
+    repository = shop_at(tmp_path / "shop")
+    with zipfile.ZipFile(repository.path / "shop.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("shop.py", str(FILES["shop.py"]))
+        wheel.writestr("data.bin", b"\0\1")
+    repository.commit("Build", {"shop.whl": (repository.path / "shop.whl").read_bytes()})
+    planter = planter_of(repository, report, tmp_path / "out")
+    plan = plan_of(planter, "return", "discounted", b"None")
+    found = planter.candidate(plan, failing_with(planter, plan))
+    assert (found.outcome, found.reason, found.detail) == (
+        "fallen",
+        "another file has the code without the bug",
+        "shop.whl",
+    )
+
+
+def test_all_tests_that_fail_are_hidden_and_a_bug_that_fails_what_cannot_be_hidden_is_no_task(
+    tmp_path: Path, report: bytes
+) -> None:
+    planter = planter_of(shop_at(tmp_path / "shop"), report, tmp_path / "out")
+    plan = plan_of(planter, "return", "discounted", b"None")
+    failing = failing_with(planter, plan)
+    other = RanTest("tests/test_shipping.py::test_express", "tests/test_shipping.py")
+    found = planter.candidate(plan, replace(failing, all=(*failing.all, other)))
+    assert found.modules == ("tests/test_discounts.py", "tests/test_shipping.py")
+    assert found.failing == tuple(sorted(test.name for test in failing.chosen))
+    strange = RanTest("checks/discounts.py::test", "checks/discounts.py")
+    plan = plan_of(planter, "return", "shipped", b"None")
+    failing = failing_with(planter, plan)
+    found = planter.candidate(plan, replace(failing, all=(*failing.all, strange)))
+    assert (found.reason, found.detail) == ("fails a test that cannot be hidden", "checks/discounts.py")
 
 
 def test_why_a_bug_becomes_no_task_is_in_its_line_of_the_book(tmp_path: Path, report: bytes) -> None:

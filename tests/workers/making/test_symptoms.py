@@ -5,14 +5,16 @@ import textwrap
 import pytest
 
 from workers.grading.controls.spans import read
-from workers.making.reaching import Failure, RaisedIn
-from workers.making.symptoms import Example, chosen, example_of, problem_with
+from workers.making.reaching import Failure, RaisedIn, RanTest
+from workers.making.symptoms import Example, chosen, example_of, names_tests, problem_with
 
 PATH = "tests/test_shop.py"
+IMPORTS = "from shop import Shop, a, b, more, order, other, price, way"
 
 
 def example(source: str, line: int, failure: Failure, test: str = "test_order") -> Example | None:
-    file = read(textwrap.dedent(source).strip().encode())
+    text = textwrap.dedent(source).strip()
+    file = read(text.encode() if "import" in text else f"{text}\n{IMPORTS}\n".encode())
     assert file
     frames = (RaisedIn("", 3), RaisedIn(PATH, line), *failure.frames)
     failure = Failure(failure.exception, failure.message, frames, failure.parameters)
@@ -68,14 +70,76 @@ def test_the_failing_call_is_shown_with_what_it_needs_and_without_what_checks_it
 ) -> None:
     found = example(source, line, WRONG)
     assert found
-    assert found.code == code
+    lines = found.code.splitlines()
+    assert "\n".join(line for line in lines if not line.startswith("from shop import ")) == code
     assert found.output == "AssertionError: assert 3 == 4\n +  where 3 = order(1)"
+
+
+HELPERS = """
+import json as j
+from . import prices
+from ..shop import order, other
+LIMIT = 7
+class Row:
+    def twice(self):
+        return self.cents + LIMIT
+def made(cents):
+    return Row(cents)
+@pytest.fixture
+def kept():
+    return 3
+class TestShop:
+    rows = []
+def test_order():
+    LINE
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (
+            "assert order(j.loads(x) for x in '1')",
+            "from shop import order\nimport json as j\norder(j.loads(x) for x in '1')",
+        ),
+        ("assert order(prices.one)", "from shop import order\nfrom tests import prices\norder(prices.one)"),
+        (
+            "assert order(made(1))",
+            "from shop import order\nLIMIT = 7\nclass Row:\n    def twice(self):\n        return self.cents + LIMIT\n"
+            "def made(cents):\n    return Row(cents)\norder(made(1))",
+        ),
+        ("assert order(kept)", None),
+        ("assert order(TestShop.rows)", None),
+        ("assert order(unknown)", None),
+        ("assert order(self.cents)", None),
+        ("assert order(len(str(3)))", "from shop import order\norder(len(str(3)))"),
+    ],
+)
+def test_an_example_has_what_its_names_are_in_the_test_file_or_is_none(line: str, code: str | None) -> None:
+    found = example(HELPERS.strip().replace("LINE", line), 16, WRONG)
+    assert (found and found.code) == code
+
+
+def test_an_argument_that_is_no_parameter_with_a_value_is_explained_by_nothing() -> None:
+    source = "from shop import order, cents\ndef test_order(cents):\n    assert order(cents)"
+    assert example(source, 3, WRONG) is None
+    failure = Failure("OSError", "", (), {"cents": "nan"})
+    assert example(source, 3, failure) is None
+    assert example(source, 3, Failure("OSError", "", (), {"cents": "[3]"})) is not None
+
+
+def test_names_of_hidden_tests_and_of_their_files_are_found_in_a_problem() -> None:
+    hidden = [RanTest("tests/shop_test.py::TestLarge::test_half[1]", "tests/shop_test.py")]
+    for text in ("<class 'tests.shop_test.Row'>", "in TestLarge", "test_half fails"):
+        assert names_tests(f"It says {text}.", hidden)
+    assert not names_tests("shop_tests, test_halves, Large, tests", hidden)
 
 
 def test_parameters_of_a_test_have_their_values() -> None:
     failure = Failure("shop.NoPrice", "7", (RaisedIn("shop.py", 3, "order"),), {"cents": "7", "total": "8"})
     found = example("def test_order(cents, total):\n    assert Shop(order(cents))", 2, failure)
-    assert found == Example("cents = 7\nShop(order(cents))", "order", "shop.NoPrice", "shop.NoPrice: 7")
+    code = "from shop import Shop\nfrom shop import order\ncents = 7\nShop(order(cents))"
+    assert found == Example(code, "order", "shop.NoPrice", "shop.NoPrice: 7")
     assert found.title == "`order` raises `shop.NoPrice`"
 
 
@@ -115,11 +179,14 @@ def test_a_problem_says_what_is_wrong_and_shows_the_shortest_examples() -> None:
         "# `order` gives a wrong result\n\nThis should work:\n\n```python\norder(111)\n```\n\nIt ends with:\n\n```\nAssertionError\n```\n\n"
         "Find the cause and correct it in the code, for every input and not for these alone. What works now has to go on working."
     )
-    gone = problem_with([Example("order(1)", "order", "NotImplementedError", "NotImplementedError")])
+    gone = problem_with(
+        [Example("order(1)", "order", "NotImplementedError", "NotImplementedError")], is_gone=True
+    )
     assert gone.startswith("# `order` is not implemented\n")
     assert gone.endswith(
         "A function has lost its body, which has to be written anew; its docstring says what it does."
     )
+    assert "lost its body" not in problem_with([Example("order(1)", "order", "NotImplementedError", "")])
     silent = problem_with([Example("order(1)", "order", "", "Failed: DID NOT RAISE OSError")])
     assert "This should raise an exception:\n" in silent
 
