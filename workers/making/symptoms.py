@@ -19,9 +19,8 @@ from workers.making.reaching import Failure, RanTest
 
 MOST_EXAMPLES = 3
 MOST_CODE_LINES, MOST_CODE_CHARS, MOST_OUTPUT_LINES, MOST_LINE_CHARS = 12, 1000, 12, 300
-_GIVEN = frozenset(
-    {*dir(builtins), "tmp_path", "tmpdir", "monkeypatch", "capsys", "caplog", "self"}
-)  # names that need no explanation
+# Names that need no explanation.
+_GIVEN = frozenset({*dir(builtins), "tmp_path", "tmpdir", "monkeypatch", "capsys", "caplog", "self"})
 _FAILED = ("AssertionError", "Failed")  # exceptions by which tests notice a wrong result
 _EXPECTING = ("raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns", "assertLogs")
 _SETS_UP = ("setUp", "setup_method", "setup")
