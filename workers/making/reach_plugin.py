@@ -63,8 +63,8 @@ def reached():
     return sorted(found - {0})
 
 
-def text_of(value, of=str):
-    """A value's text, cut; "" if its own code fails at that. JSON has no half of a surrogate pair."""
+def text_of(of, value):
+    """A text of the value, such as its `repr`, cut; "" if its own code fails at that. JSON has no half of a surrogate pair."""
     try:
         return of(value)[:MOST_CHARS].encode("utf-8", "replace").decode()
     except Exception:
@@ -78,8 +78,8 @@ def failure_of(excinfo, item):
     parameters = {}
     for parameter, value in getattr(getattr(item, "callspec", None), "params", {}).items():
         if isinstance(value, (str, bytes, int, float, list, tuple, dict, set, type(None))):
-            parameters[parameter] = text_of(value, repr)
-    message = text_of(excinfo.value)
+            parameters[parameter] = text_of(repr, value)
+    message = text_of(str, excinfo.value)
     return {"exception": name, "message": message, "frames": frames[-MOST_FRAMES:], "parameters": parameters}
 
 
