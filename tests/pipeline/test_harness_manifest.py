@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.harness_manifest import MANIFEST, UnequalContent, check_archive, write_archive
+from pipeline.harness import MANIFEST, UnequalContent, check_archive, write_archive
 
 
 @pytest.fixture
