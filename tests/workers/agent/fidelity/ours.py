@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pipeline import artefacts
 from pipeline.agent.config import load_agent
 from pipeline.agent.files import pinned, to_text
-from pipeline.endpoint_option import endpoint_of
+from pipeline.agent.option import endpoint_of
 from pipeline.errors import EngineError, RequestError
 from pipeline.request import Limits
 from tests.workers.agent.episode import LocalShell, Silent
