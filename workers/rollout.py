@@ -28,8 +28,8 @@ from pipeline.trajectory import (
     Trajectory,
     Turn,
 )
+from workers.agent.commands import Submission
 from workers.agent.loop import Policy, Watcher, play
-from workers.agent.submission import Submission
 from workers.agent.times import EpisodeTimes, TimedPolicy, TimedSandbox
 from workers.sandbox.protocol import Sandbox, Sandboxes
 

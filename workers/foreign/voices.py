@@ -25,7 +25,7 @@ from workers.foreign.dialect import Asked
 from workers.foreign.fields import ContextFull, RequestRefused
 from workers.foreign.tools import TEXT_VALUES, ToolSet, arguments_object, with_typed_values
 from workers.foreign.tree import Place, Tree
-from workers.policy.context import MIN_ROOM_TOKENS
+from workers.policy.conversation import MIN_ROOM_TOKENS
 from workers.policy.render import Renderer
 from workers.policy.speaker import AnyVoice, MessageVoice, Speaker, Voice
 

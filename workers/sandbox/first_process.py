@@ -1,4 +1,9 @@
-"""The fallback for a container's first process if init.py's program cannot run: a bash script ("holder"), and its protocol.
+"""The first process of a container, and the exchange of one command and its answer with it.
+
+Usually it is a small program of ours (init.c, connections.c). It is sent into each container over the stream, where it replaces the bash
+that started there. So nothing is mounted, and it works on remote Docker hosts, too. If it cannot run (an image without `head`, another
+processor), that bash does the same work: a script, the "holder", with a protocol of its own. Whatever the protocol, a bounded head and tail
+of the output are kept, and Docker's framing of an attached stream is undone here.
 
 The holder reads a command, runs it in a new `bash -c` in the workdir with stdin closed, and reports the status after a nonce that belongs
 to this command only, and the time for which the machine had no CPU for it, less exactly than starvation.c. Only files and background
@@ -13,8 +18,221 @@ other process together with process 1.
 """
 
 import secrets
+import struct
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
-from workers.sandbox.exchange import LOST, Capped, Exchange, Kind
+from pipeline.errors import SandboxError
+from workers.sandbox.connections import CONNECTION_KINDS, MAX_FRAME_BYTES, Connections
+
+_FRAME_HEADER_BYTES = 8  # stream number, three zeros, big-endian length of the payload
+
+
+class Capped:
+    """Keeps the first and the last `keep_bytes` of the written data; holds at most three times that."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._keep_bytes = keep_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._dropped_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Receives all of `data`."""
+        room = self._keep_bytes - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        if len(self._tail) > 2 * self._keep_bytes:
+            self._trim()
+
+    def kept(self) -> tuple[bytes, int]:
+        """Head and tail joined, and the number of bytes that are missing between them."""
+        self._trim()
+        return bytes(self._head + self._tail), self._dropped_bytes
+
+    def _trim(self) -> None:
+        excess = len(self._tail) - self._keep_bytes
+        if excess > 0:
+            del self._tail[:excess]
+            self._dropped_bytes += excess
+
+
+class Frames:
+    """Removes Docker's framing of an attached stream, which may arrive in any pieces.
+
+    Format: "Stream format" under "Attach to a container" in the Engine API reference.
+    """
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._stream = 0  # the stream of the current payload
+        self._left_bytes = 0  # bytes of that payload that have not arrived yet
+
+    def payloads(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The payload pieces in `data`, in order, each with its stream: 1 is stdout, 2 stderr."""
+        start = 0
+        while start < len(data):
+            if self._left_bytes == 0:
+                taken = data[start : start + _FRAME_HEADER_BYTES - len(self._header)]
+                self._header += taken
+                start += len(taken)
+                if len(self._header) == _FRAME_HEADER_BYTES:
+                    self._stream = self._header[0]
+                    self._left_bytes = int.from_bytes(self._header[4:], "big")
+                    self._header.clear()
+                continue
+            piece = data[start : start + self._left_bytes]
+            self._left_bytes -= len(piece)
+            start += len(piece)
+            yield self._stream, piece
+
+
+# Exit status of a first process whose stream or time has ended. It is not 0, which a successful last script would return.
+LOST = 121
+
+# run: `bash -c` as the container's user. root: the same as root. plain: as root, without environment files and programs of the workdir.
+# clear: kill every other process. last: run a script as the user, and end with its status. user: who that is from now on.
+Kind = Literal["run", "root", "plain", "clear", "last", "user"]
+
+
+class Exchange(ABC):
+    """One command and its answer.
+
+    `output` is the command's output, and `notes` are the bytes from the side channel. `status` is None until the answer is complete.
+    `survivors` counts the processes that were still alive after all were killed. `starved_s` is the time for which the machine had no CPU
+    for the command's processes.
+    """
+
+    def __init__(self, keep_bytes: int, notes: Capped | None = None) -> None:
+        self.output = Capped(keep_bytes)
+        self.notes = notes or Capped(0)
+        self.status: int | None = None
+        self.survivors = 0
+        self.starved_s = 0.0
+
+    @abstractmethod
+    def message(self, kind: Kind, text: bytes) -> bytes:
+        """The bytes to write to the first process's stdin. `text` of a command holds no NUL."""
+
+    @abstractmethod
+    def feed(self, piece: bytes) -> None:
+        """Processes a piece of the first process's stdout; pieces may be cut anywhere."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Processes the end of the first process's stdout."""
+
+
+BUILT = Path(sys.prefix, "share", "swerve", "sandbox-init")  # infra/setup/init.sh builds it
+_HEADER = struct.Struct("<cI")  # kind, bytes that follow
+_END = struct.Struct("<iII")  # status, survivors, milliseconds without a CPU
+_KINDS: dict[Kind, bytes] = {
+    "run": b"r",
+    "root": b"s",
+    "plain": b"p",
+    "clear": b"c",
+    "last": b"l",
+    "user": b"u",
+}
+
+
+def built_init() -> bytes:
+    """The bytes of the program; empty if it was not built on this machine."""
+    return BUILT.read_bytes() if BUILT.is_file() else b""
+
+
+class InitExchange(Exchange):
+    """An answer in the format of init.c."""
+
+    def __init__(self, frames: "InitFrames", keep_bytes: int, notes: Capped | None = None) -> None:
+        super().__init__(keep_bytes, notes)
+        self._frames = frames
+
+    def message(self, kind: Kind, text: bytes) -> bytes:
+        return _HEADER.pack(_KINDS[kind], len(text)) + text
+
+    def feed(self, piece: bytes) -> None:
+        self._frames.feed(piece)
+
+    def flush(self) -> None:
+        """Does nothing, because output is passed on as it arrives."""
+
+
+class InitFrames:
+    """Parses the stream of one container's first process, in the format of init.c; pieces may be cut anywhere.
+
+    Answers go to the newest exchange, frames about connections to `connections`. After a frame `l` the rest of the stream is the last
+    script's output.
+    """
+
+    def __init__(self) -> None:
+        self.connections: Connections | None = None
+        self._answer: InitExchange | None = None
+        self._pending = bytearray()  # an incomplete frame, unless it is output
+        self._left_bytes = 0  # bytes of the current output frame
+        self._raw = False
+
+    def exchange(self, keep_bytes: int, notes: Capped | None = None) -> InitExchange:
+        """Starts the exchange that receives the next answer."""
+        self._answer = InitExchange(self, keep_bytes, notes)
+        return self._answer
+
+    def feed(self, piece: bytes) -> None:
+        """Processes a piece of the stream. Raises SandboxError if it is not in the format of the first process."""
+        start = 0
+        while start < len(piece):
+            if self._raw:
+                self._write(piece[start:])
+                return
+            if self._left_bytes:
+                taken = piece[start : start + self._left_bytes]
+                self._write(taken)
+                self._left_bytes -= len(taken)
+            else:
+                taken = piece[start : start + self._missing_bytes()]
+                self._pending += taken
+                self._interpret()
+            start += len(taken)
+
+    def _write(self, output: bytes) -> None:
+        if self._answer is not None:
+            self._answer.output.write(output)
+
+    def _missing_bytes(self) -> int:
+        if len(self._pending) < _HEADER.size:
+            return _HEADER.size - len(self._pending)
+        kind, length = _HEADER.unpack_from(self._pending)
+        if kind == b"o":  # output is passed on as it arrives
+            return 0
+        if length > MAX_FRAME_BYTES:
+            raise SandboxError(f"the container's first process sent a frame {kind!r} of {length} bytes")
+        return _HEADER.size + length - len(self._pending)
+
+    def _interpret(self) -> None:
+        if self._missing_bytes():
+            return
+        kind, length = _HEADER.unpack_from(self._pending)
+        body = bytes(self._pending[_HEADER.size :])
+        self._pending.clear()
+        if kind == b"o":
+            self._left_bytes = length
+        elif kind == b"l":
+            self._raw = True
+        elif kind == b"e" and length == _END.size:
+            if self._answer is not None:
+                self._answer.status, self._answer.survivors, starved_ms = _END.unpack(body)
+                self._answer.starved_s = starved_ms / 1000
+        elif kind in CONNECTION_KINDS:
+            if self.connections is not None:
+                self.connections.take(kind, body)
+        else:
+            raise SandboxError(f"the container's first process sent a frame {kind!r} of {length} bytes")
+
 
 # Sets `used` to the CPU time of the container in nanoseconds, from its cgroup, without starting a process.
 READ_USED = """
@@ -132,7 +350,7 @@ done
     .replace("STANDARD_PATH", STANDARD_PATH)
     .replace("LOST", str(LOST))
 )
-LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN without the final NUL
+_LONGEST_ARGUMENT_BYTES = 128 * 1024 - 1  # Linux's MAX_ARG_STRLEN without the final NUL
 
 
 class HolderExchange(Exchange):
@@ -150,7 +368,7 @@ class HolderExchange(Exchange):
 
     def message(self, kind: Kind, text: bytes) -> bytes:
         word = "run" if kind == "root" else kind
-        if word == "run" and len(text) > LONGEST_ARGUMENT_BYTES:
+        if word == "run" and len(text) > _LONGEST_ARGUMENT_BYTES:
             word = "long"
         return b"\0".join((self._nonce, word.encode(), text, b""))
 

@@ -1,6 +1,6 @@
 """Sends commands to a container over one attached stream to its first process, with no Docker call per command.
 
-The first process (init.py, or holder.py if that cannot run) takes one command at a time, runs it in a new `bash -c` in the workdir with
+The first process (first_process.py) takes one command at a time, runs it in a new `bash -c` in the workdir with
 stdin closed, and reports its output and status. Only files and background processes carry over from one command to the next. Connections
 to a port of the container (connections.py) travel on the same stream.
 """
@@ -13,9 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError, TaskBroken
 from workers.sandbox.connections import Connections, ProtocolFactory, why_not
-from workers.sandbox.exchange import Capped, Exchange, Frames, Kind
-from workers.sandbox.holder import HolderExchange
-from workers.sandbox.init import InitFrames
+from workers.sandbox.first_process import Capped, Exchange, Frames, HolderExchange, InitFrames, Kind
 from workers.sandbox.protocol import CannotServe, CommandResult, LastResult
 from workers.sandbox.users import ContainerUser
 
@@ -28,7 +26,7 @@ KILL = "SIGUSR1"  # makes the first process kill every other
 KILL_S = 300.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
-# First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the bash of holder.py.
+# First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the holder.
 SEND, INIT = b"send\n", b"init\n"
 STDERR = 2  # Docker's number of the container's stderr
 NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"

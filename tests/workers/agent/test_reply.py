@@ -9,7 +9,7 @@ from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
 from pipeline.chat import ChatMessage, ReplyFormat, ToolCall
 from pipeline.message import decode, encode
 from pipeline.trajectory import Turn
-from workers.agent.reply import BashCommand, FormatError, called, read_reply
+from workers.agent.commands import BashCommand, FormatError, called, read_reply
 from workers.policy.formats import taken_apart
 
 

@@ -18,8 +18,8 @@ from pipeline.errors import EngineError, RequestError
 from pipeline.request import Limits
 from tests.workers.agent.episode import LocalShell, Silent
 from tests.workers.claims import make_task
+from workers.agent.commands import Submission
 from workers.agent.loop import play
-from workers.agent.submission import Submission
 from workers.policy.endpoint import (
     Completion,
     EndpointConversation,
