@@ -27,8 +27,7 @@ from infra import processes, services
 from infra.images.build import IMAGES, ensure_image
 from infra.local import commands
 from infra.local.commands import LOCAL_REDIS, LocalJudge, check_ports, starting_model
-from infra.memory import MemoryWatch
-from infra.processes import Child, SupervisedProcess, Supervisor
+from infra.processes import Child, MemoryWatch, SupervisedProcess, Supervisor
 from pipeline import connection, queue
 from pipeline.kinds import KINDS
 

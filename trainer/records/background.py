@@ -1,27 +1,41 @@
-"""Sinks whose server may block or fail run in a separate thread, so that training never waits for them. One of them posts alarms to a URL,
-one JSON object each.
+"""Sinks whose server may block or fail: MLflow, Weights & Biases, and a URL that gets alarms, one JSON object each. They run in a separate
+thread, so that training never waits for them.
+
+A resumed run continues the same run of MLflow or W&B. Steps that are taken again are logged again, at the same step. Their packages need
+not be installed, and are imported only where they are used.
 """
 
 import http.client
 import logging
+import os
 import queue
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.journal.rows import AlarmRow, Row
+from pipeline.journal.rows import AlarmRow, EpisodeRow, Row, StepRow
+from trainer.recipe import MlflowRecipe, WandbRecipe
+from trainer.records.points import points
 
 log = logging.getLogger("swerve.trainer")
 
 MAX_WAITING_ROWS = 10_000
 CLOSE_S = 60.0
+RUN_TAG = "swerve.run_id"
+_MAX_PARAM_CHARS = 6000
+_MAX_PARAMS = 100  # number of parameters that one call of MLflow may log
+_COLUMNS = (
+    *("request_id", "task_id", "purpose", "fate", "outcome", "reward", "num_turns", "sampled_tokens"),
+    *("version_first", "version_last", "enqueued_at", "finished_at", "control"),
+)
 
 
 class ClosableSink(Protocol):
@@ -153,3 +167,113 @@ class _Sender:
         # The connection failed in the middle of a response.
         except (OSError, http.client.HTTPException) as error:
             return type(error).__name__
+
+
+class MlflowRun:
+    """Shows the numbers of a run in MLflow. It is opened, used and closed in the same thread."""
+
+    def __init__(
+        self, recipe: MlflowRecipe, directory: Path, run_id: str, config: Mapping[str, object]
+    ) -> None:
+        """Opens the run. Raises mlflow's errors, for example if the server does not answer."""
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=recipe.tracking_uri or default_uri(directory))
+        self._run_id = self._find(recipe.experiment, run_id) or self._create(
+            recipe.experiment, run_id, config
+        )
+
+    def show(self, row: Row) -> None:
+        from mlflow.entities import Metric
+
+        for point in points(row):
+            at_ms = int(point.at * 1000)
+            metrics = [Metric(name, value, at_ms, point.step) for name, value in point.values.items()]
+            self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+    def _find(self, experiment: str, run_id: str) -> str | None:
+        """The MLflow run of an earlier process of this run, opened again; None if there is none."""
+        known = self._client.get_experiment_by_name(experiment)
+        if known is None:
+            return None
+        runs = self._client.search_runs([known.experiment_id], f"tags.`{RUN_TAG}` = '{run_id}'")
+        if not runs:
+            return None
+        found = str(runs[0].info.run_id)
+        self._client.update_run(found, status="RUNNING")
+        return found
+
+    def _create(self, experiment: str, run_id: str, config: Mapping[str, object]) -> str:
+        from mlflow.entities import Param
+
+        known = self._client.get_experiment_by_name(experiment)
+        experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
+        run = self._client.create_run(experiment_id, run_name=run_id, tags={RUN_TAG: run_id})
+        params = [Param(name, str(value)[:_MAX_PARAM_CHARS]) for name, value in _flat(config)]
+        for first in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(run.info.run_id, params=params[first : first + _MAX_PARAMS])
+        return str(run.info.run_id)
+
+
+def default_uri(directory: Path) -> str:
+    """A database in the run's directory, for `mlflow ui --backend-store-uri`."""
+    return f"sqlite:///{directory / 'mlflow.db'}"
+
+
+def _flat(config: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        found += _flat(value, f"{key}.") if isinstance(value, Mapping) else [(key, value)]
+    return found
+
+
+class WandbRun:
+    """Shows the numbers of a run, and a table of its rollouts, in W&B. It is opened, used and closed in the same thread."""
+
+    def __init__(self, recipe: WandbRecipe, directory: Path, run_id: str, config: dict[str, Any]) -> None:
+        """Opens the run. Raises wandb's errors, for example if nobody is logged in."""
+        import wandb
+
+        directory.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._run = wandb.init(
+            project=recipe.project,
+            entity=recipe.entity or None,
+            tags=list(recipe.tags),
+            mode=recipe.mode,
+            id=run_id,
+            name=run_id,
+            resume="allow",
+            dir=directory,
+            config=config,
+            settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+        self._episodes: list[EpisodeRow] = []
+
+    def show(self, row: Row) -> None:
+        """Sends numbers at once, and with each step the rollouts that were settled since the step before."""
+        if isinstance(row, EpisodeRow):
+            self._episodes.append(row)
+        for point in points(row):
+            self._run.log({**point.values, "step": point.step, "at": point.at})
+        if isinstance(row, StepRow):
+            self._show_episodes()
+
+    def close(self) -> None:
+        self._show_episodes()
+        self._run.finish()
+
+    def _show_episodes(self) -> None:
+        if not self._episodes:
+            return
+        import wandb
+
+        rows = [[msgspec.structs.asdict(row)[column] for column in _COLUMNS] for row in self._episodes]
+        self._episodes.clear()
+        self._run.log({"rollouts": wandb.Table(columns=list(_COLUMNS), data=rows)})

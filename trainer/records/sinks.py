@@ -22,7 +22,7 @@ from pipeline.settings import telemetry_settings
 from trainer.learner import directories
 from trainer.recipe import AnyRecipe, ImitationRecipe, MlflowRecipe, WandbRecipe
 from trainer.records.alarms import Alarms
-from trainer.records.background import ClosableSink, InBackground, Webhook
+from trainer.records.background import ClosableSink, InBackground, MlflowRun, WandbRun, Webhook
 from trainer.records.journal_writer import Journal
 from trainer.records.points import Board, Meters, MetricsFile
 from trainer.records.traces import TraceSink
@@ -112,14 +112,10 @@ def _webhook_url(variable: str) -> str:
 
 
 def _wandb(recipe: WandbRecipe, run: RunFacts) -> ClosableSink:
-    from trainer.records.wandb_run import WandbRun
-
     return WandbRun(recipe, run.directory, run.run_id, msgspec.to_builtins(run.recipe))
 
 
 def _mlflow(recipe: MlflowRecipe, run: RunFacts) -> ClosableSink:
-    from trainer.records.mlflow_run import MlflowRun
-
     return MlflowRun(recipe, run.directory, run.run_id, msgspec.to_builtins(run.recipe))
 
 

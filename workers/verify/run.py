@@ -22,8 +22,7 @@ from workers.sandbox.protocol import Sandboxes
 from workers.unqueued import session, side_by_side
 from workers.verify.book import Book, Outputs
 from workers.verify.calibrating import Calibrator
-from workers.verify.image_leaks import ImageLeaks
-from workers.verify.judging import evidence, verification
+from workers.verify.judging import ImageLeaks, evidence, verification
 from workers.verify.states import Prober, Tries
 from workers.verify.strength import StrengthMeter
 from workers.verify.submitting import Submitter

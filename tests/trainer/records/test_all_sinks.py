@@ -73,7 +73,7 @@ def in_tensorboard(directory: Path) -> Numbers:
 def in_mlflow(directory: Path) -> Numbers:
     from mlflow.tracking import MlflowClient
 
-    from trainer.records.mlflow_run import default_uri
+    from trainer.records.background import default_uri
 
     client = MlflowClient(tracking_uri=default_uri(directory))
     experiment = client.get_experiment_by_name("swerve")
