@@ -33,8 +33,8 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from pipeline import redis_calls
 from pipeline.journal.reading import read
 from pipeline.journal.rows import COMPLETE, EndReason, EndRow, StartRow
-from pipeline.metrics import meter
 from pipeline.stream import RunForgotten
+from pipeline.telemetry import meter
 from trainer.loop.alarms import Notices, measured_storage
 from trainer.loop.checkpoints import CheckpointWriter, DueCheckpoints
 from trainer.loop.evaluations import Evaluations

@@ -43,9 +43,8 @@ from workers.sandbox.protocol import (
     is_starved,
 )
 from workers.sandbox.setup import SETUP_S, agent_environment, environment, set_up
-from workers.sandbox.shell import KILL, ContainerShell
+from workers.sandbox.shell import KILL, ContainerShell, fits, writing
 from workers.sandbox.users import READ_FILES, ROOT, look_up, normal
-from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
 ContainerRole = Role | Literal["clean"]
