@@ -15,7 +15,7 @@ from pipeline.task import File
 from pipeline.telemetry import meter, span
 from pipeline.trajectory import Exhausted, ProgramEnd, Submitted, Turn
 from workers.agent.loop import Watcher
-from workers.foreign.canonical import COPIES
+from workers.foreign.conversations import COPIES
 from workers.foreign.endpoint import AgentEndpoint
 from workers.foreign.episode import AgentEpisode, Ending
 from workers.foreign.voices import agent_voice
