@@ -27,7 +27,7 @@ from pipeline.harness import read_harness
 from pipeline.message import encode
 from pipeline.stream import GROUP
 from tests.infra.ended_run import TRAINED, EndedRun
-from trainer.demo.program import write_program
+from trainer.demo.__main__ import write_program
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 13, 200])

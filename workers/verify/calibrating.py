@@ -24,7 +24,7 @@ from workers.grading.defence import witness
 from workers.verify.fixed import OpensSandboxes, find_tests, fixed, record
 from workers.verify.observing import met
 from workers.verify.proposing import Proposer, met_by_log
-from workers.verify.reads.finding import with_reads
+from workers.verify.reads import with_reads
 from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
 
 MOST_TOGETHER = 3  # runs that find of which contradictions a control may make two

@@ -1,7 +1,7 @@
 """A container with the known fix and the hidden tests in place: what is read of the tests there before anything runs, and which files the
 tests read when they run.
 
-These files are those of the repository that a run of the known fix opens or runs as modules, as reported by reads/recorder.py. The recorder
+These files are those of the repository that a run of the known fix opens or runs as modules, as reported by recorder/reads.py. The recorder
 is only in containers of this run, never in one whose verdict counts. The known fix gains nothing by distinguishing them.
 """
 
@@ -28,7 +28,7 @@ from workers.sandbox.protocol import Sandbox
 
 STEP_S = 300.0
 LIST_KEEP_BYTES = 16 * 1024 * 1024
-RECORDER = Path(__file__).with_name("reads") / "recorder.py"
+RECORDER = Path(__file__).with_name("recorder") / "reads.py"
 _LINE = re.compile(
     rb"^read (opened|missing|run|script) (direct|indirect) ([0-9a-f]+) (-|[0-9a-f]+) (-|[0-9a-f]+)$",
     re.MULTILINE,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from workers.verify.fixed import Read, ReadRecord
-from workers.verify.reads.finding import Support
+from workers.verify.reads import Support
 
 TEST = "pkg/tests/test_a.py"
 
