@@ -27,8 +27,8 @@ from benchmarks import bug, chat_tokenizer
 from benchmarks.cpu_meter import cgroup
 from benchmarks.report import machine_load
 from benchmarks.scripted_programs import ProgramScripts, faults, token_counts
+from pipeline.chat import recognised
 from pipeline.harness import HARNESS_DIR, Harness, read_harness, shipped
-from pipeline.reply_format import recognised
 from pipeline.request import Claim, EpisodeStatus
 from pipeline.tokenizer import TokenizerBundle
 from pipeline.trajectory import Exhausted, Failed, Submitted, Trajectory

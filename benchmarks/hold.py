@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from benchmarks.report import Comparison, main
 from pipeline.agent.upstream import BASH_BLOCK
 from pipeline.task import ExitCode, Resources, SwebenchLog, Task, Verdict
-from workers.agent.commands import observe
-from workers.agent.reply import search
+from workers.agent.commands import observe, search
 from workers.grading.defence.before import changed_settings, patch_headers
 from workers.grading.swebench_rules import Marks
 from workers.grading.verdicts import Remains, judged, readable

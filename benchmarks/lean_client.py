@@ -1,6 +1,6 @@
 """Redis connections that cost very little CPU, so that thousands of simulated workers fit on one core.
 
-They have the methods that `pipeline.commands` calls, so the commands are those of real workers, byte for byte. Replies are
+They have the methods that `pipeline.redis_calls` calls, so the commands are those of real workers, byte for byte. Replies are
 returned as Redis sends them.
 """
 

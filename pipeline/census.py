@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline import keys, queue, request_store, stream, transitions, weights
-from pipeline.commands import chunks, command, script
 from pipeline.judge import JudgementHead
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
+from pipeline.redis_calls import chunks, command, script
 from pipeline.request import JobRequest
 from pipeline.trajectory import TrajectoryHead
 

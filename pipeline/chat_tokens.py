@@ -21,10 +21,9 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.chat import ChatMessage
+from pipeline.chat import THOUGHT_MARKS, ChatMessage, ReplyFormat
 from pipeline.chat_template import ChatTemplate, Tools
 from pipeline.errors import RequestError
-from pipeline.reply_format import THOUGHT_MARKS, ReplyFormat
 from pipeline.tokenizer import TokenizerBundle
 
 OPENING_TOKENS = 64  # tokens of a prompt's end, more than any opening of a thought has

@@ -26,9 +26,9 @@ from arq.connections import ArqRedis, RedisSettings
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from pipeline import keys, retry
+from pipeline import keys, redis_calls
 from pipeline.commandline import NotAnswering
-from pipeline.commands import command, script
+from pipeline.redis_calls import command, script
 from pipeline.request_store import decode_job, encode_job
 
 FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -176,7 +176,7 @@ def unavailable(url: str, error: Exception) -> RedisUnavailable:
         return RedisUnavailable(
             f"{place} does not permit this user enough ({said}): grant all commands on the keys swerve:* and arq:*"
         )
-    if isinstance(error, RedisError) and not retry.is_outage(error):
+    if isinstance(error, RedisError) and not redis_calls.is_outage(error):
         return RedisUnavailable(
             f"{place} refuses the connection ({said}): correct it, or set SWERVE_REDIS_URL"
         )

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from redis.asyncio import Redis
 
 from pipeline import keys, request_store, stream, transitions
-from pipeline.commands import Word, chunks, command, script
 from pipeline.errors import Boundary, FailureClass, class_of
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
+from pipeline.redis_calls import Word, chunks, command, script
 from pipeline.request import Claim, R
 from pipeline.stream import FENCE_S, KEEP_ANSWERED_S, DeathRecord, Verdict
 from pipeline.trajectory import Failed

@@ -16,10 +16,10 @@ from typing import Any, Literal, cast
 from redis.asyncio import Redis
 
 from pipeline import keys, request_store, transitions
-from pipeline.commands import Word, chunks, command, script, scripts
 from pipeline.deadletters import AttemptFailure, dead_letter_unreadable
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode, encode
+from pipeline.redis_calls import Word, chunks, command, script, scripts
 from pipeline.request import Claim, R
 from pipeline.request_store import milliseconds
 from pipeline.stream import FENCE_S, KEEP_ANSWERED_S

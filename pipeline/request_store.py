@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from pipeline import keys, transitions
-from pipeline.commands import chunks, command
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, Message, UnixSeconds, decode
+from pipeline.redis_calls import chunks, command
 from pipeline.request import JobRequest, R
 
 HINT_S = 24 * 3600  # how long the image of a request can be read without reading the whole request

@@ -105,7 +105,7 @@ def check_variables(environment: Mapping[str, str] = os.environ) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """`url` is in the format of `redis_url.connection_settings`; rediss:// uses TLS."""
+    """`url` is in the format of `connection.connection_settings`; rediss:// uses TLS."""
 
     url: str
 

@@ -17,9 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from pipeline import keys, transitions
-from pipeline.commands import Word, chunks, command, script, scripts
 from pipeline.kinds import ROLLOUT, AnyKind, H, JobKind, T
 from pipeline.message import MalformedMessage, decode, decode_body, encode, encode_body
+from pipeline.redis_calls import Word, chunks, command, script, scripts
 from pipeline.request import R
 
 GROUP = "learner"

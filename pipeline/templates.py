@@ -17,12 +17,11 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage
+from pipeline.chat import ChatMessage, recognised
 from pipeline.chat_template import ChatTemplate, Difference, call_and_results
 from pipeline.commandline import program
 from pipeline.errors import RequestError
 from pipeline.message import Message
-from pipeline.reply_format import recognised
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 
 Replies = Literal["words", "thoughts", "spaced", "calls", "calls with thoughts"]

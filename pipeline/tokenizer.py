@@ -12,9 +12,9 @@ import msgspec
 from redis.asyncio import Redis
 
 from pipeline import keys
+from pipeline.chat import ReplyFormat, recognised
 from pipeline.message import Message, decode_body, encode_body
 from pipeline.model_config import language_keys
-from pipeline.reply_format import ReplyFormat, recognised
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from redis.asyncio import Redis
 
 from pipeline import keys
-from pipeline.commands import put, script
 from pipeline.message import Message, UnixSeconds, decode, encode
+from pipeline.redis_calls import put, script
 
 
 class WeightVersion(Message, frozen=True, kw_only=True):

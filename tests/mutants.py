@@ -39,7 +39,7 @@ LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
 PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
 TRANSPORT = "trainer/weights/transport.py"
 TRAJECTORY = "pipeline/trajectory.py"
-CANONICAL, TREE = "workers/foreign/canonical.py", "workers/foreign/tree.py"
+CONVERSATIONS = "workers/foreign/conversations.py"
 IS_DEAD = "if redis.call('HEXISTS', DEAD .. run, id) == 1 then return 0 end"
 
 MUTANTS: dict[str, list[Mutant]] = {
@@ -425,94 +425,94 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "foreign": [
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "one.name == other.name and same_arguments(one.arguments, other.arguments)",
             "one.name == other.name and one.arguments == other.arguments",
             "arguments are compared as text",
         ),
         Mutant(
-            CANONICAL, "        return one is other\n", "        return bool(one == other)\n", "1 is true"
+            CONVERSATIONS, "        return one is other\n", "        return bool(one == other)\n", "1 is true"
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "if (one.role, one.text, one.call_id) != (other.role, other.text, other.call_id):",
             "if (one.role, one.text) != (other.role, other.text):",
             "a result may belong to another call",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "if (one.role, one.text, one.call_id) != (other.role, other.text, other.call_id):",
             "if replace(one, call=None, message=0) != replace(other, call=None, message=0):",
             "thoughts are compared",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "if following is not None and following.message == piece.message != UNPARTED:",
             "if following is None and piece.message == UNPARTED:",
             "a text with calls may be the copy of one without",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "has_all = text == said.content and [call.id for call in returned] == list(own)",
             "has_all = [call.id for call in returned] == list(own)",
             "a copy with other words counts as the same",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "elif last is not None and last[0] == reply:",
             "elif last is not None and last == reply:",
             "parallel calls that come back one by one stay apart",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "                made.pop()\n",
             "                break\n",
             "text that is repeated before a further call stays",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "yield from sorted(group, key=lambda one: called_at.get(one.call_id, len(pieces)))",
             "yield from group",
             "results keep the order in which they arrived",
         ),
         Mutant(
-            CANONICAL,
+            CONVERSATIONS,
             "return piece.call is not None and not piece.thought",
             "return piece.call is not None",
             "a call with a thought of its own continues the message before it",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "if root.tools_key == tools_key]",
             "if root.tools_key or tools_key]",
             "a request continues a conversation with other tools",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "rank = (end, node.session == session,",
             "rank = (-end, node.session == session,",
             "a request continues the first reply that fits",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "rank = (end, node.session == session,",
             "rank = (end, False,",
             "of equal conversations, that of another session may be continued",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "node.session == session, node.is_taken, node.number)",
             "node.session == session, node.number)",
             "a reply that was not delivered may be continued in place of its delivered twin",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "if node.parent is not None or node.tools_key != NO_TOOLS:",
             "if node.parent is not None:",
             "a first reply with tools may be an aside",
         ),
         Mutant(
-            TREE,
+            CONVERSATIONS,
             "if node.children or node.is_quoted_later:",
             "if node.children:",
             "a summary that a later conversation quotes is an aside",

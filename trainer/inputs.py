@@ -16,13 +16,13 @@ from msgspec.structs import asdict, replace
 
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.upstream import BASH_TOOL
+from pipeline.chat import ReplyFormat
 from pipeline.chat_template import ChatTemplate, Tools
 from pipeline.errors import RequestError
 from pipeline.harness import Harness
 from pipeline.judge import Judge
 from pipeline.judge_templates import parse_templates, read_templates
 from pipeline.model_config import language_keys
-from pipeline.reply_format import ReplyFormat
 from pipeline.request import Endpoint
 from pipeline.task import RewardFile, Task
 from pipeline.taskfile import TaskFacts, read_tasks

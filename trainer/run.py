@@ -242,9 +242,8 @@ def _lead(
     directory: RunDirectory, train: "Callable[[Console], Coroutine[Any, Any, EndReason]]"
 ) -> "EndReason":
     """Runs the whole run, on rank 0."""
-    from pipeline.metrics import exported_metrics
     from pipeline.settings import metrics_settings, telemetry_settings
-    from pipeline.telemetry import start_telemetry
+    from pipeline.telemetry import exported_metrics, start_telemetry
 
     with contextlib.ExitStack() as stack:
         stack.callback(start_telemetry("trainer", telemetry_settings()).shutdown)

@@ -26,7 +26,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from pipeline import deadletters, queue, retry, stream, telemetry
+from pipeline import deadletters, queue, redis_calls, stream, telemetry
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
 from pipeline.kinds import H, JobKind, T
@@ -171,7 +171,7 @@ class Claimer(Generic[R, T, H]):
                     raise LeaseLost(claim.request.id)
                 answered_at = time.monotonic()
             except RedisError as error:
-                if not retry.is_outage(error):
+                if not redis_calls.is_outage(error):
                     raise
                 if time.monotonic() - answered_at > GIVE_UP_S:
                     raise LeaseLost(claim.request.id) from error
@@ -194,7 +194,7 @@ class Claimer(Generic[R, T, H]):
             if failed is None:
                 self.breakers.succeeded(claim.request.id)
                 with span("push"):
-                    ending = await retry.until_answered(
+                    ending = await redis_calls.until_answered(
                         lambda: stream.publish(self.redis, result, kind=self.kind)
                     )
                 self.finished += ending in PUBLISHED
@@ -209,8 +209,8 @@ class Claimer(Generic[R, T, H]):
 
     async def _put_off(self, claim: Claim[R], why: str) -> str:
         """Returns the request to the queue without counting a failure."""
-        wait_s = retry.jittered(PUT_OFF_WAIT_S)
-        await retry.until_answered(
+        wait_s = redis_calls.jittered(PUT_OFF_WAIT_S)
+        await redis_calls.until_answered(
             lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, why=why, kind=self.kind)
         )
         return f"returned to the queue, {why}"
@@ -238,26 +238,26 @@ class Claimer(Generic[R, T, H]):
             and await self.breakers.blamed(failed.boundary, claim.request.id, failed.message)
         ):
             why = f"not counted, {self.breakers.paused or self.breakers.set_aside}"[:300]
-            await retry.until_answered(
+            await redis_calls.until_answered(
                 lambda: queue.return_to_queue(
-                    self.redis, claim, wait_s=retry.jittered(OUTAGE_WAIT_S), why=why, kind=self.kind
+                    self.redis, claim, wait_s=redis_calls.jittered(OUTAGE_WAIT_S), why=why, kind=self.kind
                 )
             )
             return why
-        earlier = await retry.until_answered(
+        earlier = await redis_calls.until_answered(
             lambda: deadletters.failures(self.redis, claim.request.id, self.kind)
         )
         mine = deadletters.attempt_failure(claim, failed, detail=_evidence(detail))
         budget, spent = claim.request.retries.of(failure_class), _num_of(mine, earlier) + 1
         if spent < budget.tries:
             wait_s = _backoff_s(budget, spent)
-            await retry.until_answered(
+            await redis_calls.until_answered(
                 lambda: queue.return_to_queue(self.redis, claim, wait_s=wait_s, failure=mine, kind=self.kind)
             )
             tries = f"{failure_class} failure {spent} of {budget.tries}"
             return f"returned to the queue, {tries}, next try in {wait_s:.1f} s"
         with span("push"):
-            return await retry.until_answered(
+            return await redis_calls.until_answered(
                 lambda: deadletters.dead_letter(self.redis, result, [*earlier, mine], self.kind)
             )
 
@@ -288,4 +288,4 @@ def _evidence(detail: str) -> str:
 
 
 def _backoff_s(budget: Budget, num_failures: int) -> float:
-    return min(retry.jittered(budget.wait_s(num_failures)), budget.longest_s)
+    return min(redis_calls.jittered(budget.wait_s(num_failures)), budget.longest_s)

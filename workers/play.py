@@ -26,12 +26,20 @@ from rich.text import Text
 
 from pipeline import artefacts
 from pipeline.agent.config import load_agent
-from pipeline.agent.option import Player, add_agent_options, check_program, doubts, read_player, sampling_for
+from pipeline.agent.option import (
+    Player,
+    add_agent_options,
+    add_endpoint_options,
+    check_program,
+    doubts,
+    endpoint_of,
+    read_player,
+    sampling_for,
+)
 from pipeline.agent.upstream import BASH_TOOL
 from pipeline.chat import ChatMessage
 from pipeline.chat_template import ChatTemplate
 from pipeline.commandline import program
-from pipeline.endpoint_option import add_endpoint_options, endpoint_of
 from pipeline.errors import RequestError, SandboxError
 from pipeline.harness import Harness
 from pipeline.request import Claim, Context, Endpoint, EpisodeStatus, Limits, Sampling

@@ -26,12 +26,11 @@ from pipeline import census, keys, queue, request_store
 from pipeline.commandline import MISUSE, NotAnswering, status_of
 from pipeline.connection import RedisUnavailable
 from pipeline.kinds import H, T
-from pipeline.metrics import exported_metrics, meter
 from pipeline.queue import Unclaimable
 from pipeline.request import PHASES, Claim, EpisodeStatus, R
 from pipeline.running_tasks import print_tasks_on_sigquit
 from pipeline.settings import metrics_settings, telemetry_settings
-from pipeline.telemetry import start_telemetry
+from pipeline.telemetry import exported_metrics, meter, start_telemetry
 from workers.claim import Claimer, TailHandler
 
 log = logging.getLogger("swerve.worker")

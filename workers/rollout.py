@@ -1,6 +1,8 @@
 """The rollout stage: plays a claimed request, grades the result, and returns both as a trajectory. It does not use Redis or queues.
 
 A failed rollout is a trajectory, too. Only bugs in our code and a lost lease raise errors.
+
+The worker's time in an episode is measured: each moment is charged to one part as it passes.
 """
 
 import contextlib
@@ -9,16 +11,18 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from msgspec.structs import replace
 
 from pipeline.agent.config import load_agent
 from pipeline.chat import ChatMessage
 from pipeline.errors import LeaseLost, RolloutError, SandboxRuined
+from pipeline.part_times import PartTimes
 from pipeline.request import Claim, EpisodeStatus
 from pipeline.telemetry import span
 from pipeline.trajectory import (
+    EpisodeSeconds,
     Exhausted,
     Failed,
     Outcome,
@@ -28,15 +32,82 @@ from pipeline.trajectory import (
     Trajectory,
     Turn,
 )
+from workers.agent.commands import AgentSandbox, Submission
 from workers.agent.loop import Policy, Watcher, play
-from workers.agent.submission import Submission
-from workers.agent.times import EpisodeTimes, TimedPolicy, TimedSandbox
-from workers.sandbox.protocol import Sandbox, Sandboxes
+from workers.sandbox.protocol import CommandResult, PatchCheck, Sandbox, Sandboxes
 
 if TYPE_CHECKING:
     from workers.policy.speaker import AnyVoice
 
+EpisodePart = Literal["open", "policy", "command", "program", "close", "grade", "other"]
+
 log = logging.getLogger("swerve.worker")
+
+
+class EpisodeTimes(PartTimes[EpisodePart]):
+    """The clock of one episode. The episode's coroutine names the current part."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(get_args(EpisodePart), "other", clock)
+
+    def seconds(self, turns: Sequence[Turn]) -> EpisodeSeconds:
+        """The times since the last call, for an episode with these turns. While the policy was asked, all time except the engines' work on
+        the turns counts as waiting, even if no turn resulted. An agent program's time without a pending reply counts as that of its
+        commands; simultaneous replies count one after the other.
+        """
+        spent = self.lap()
+        spent["policy"] += (asked_s := min(spent["program"], sum(turn.generate_s for turn in turns)))
+        spent["command"] += spent["program"] - asked_s
+        generate_s = min(spent["policy"], sum(turn.generate_s - turn.engine_wait_s for turn in turns))
+        return EpisodeSeconds(
+            open_s=spent["open"],
+            engine_wait_s=spent["policy"] - generate_s,
+            generate_s=generate_s,
+            command_s=spent["command"],
+            close_s=spent["close"],
+            grade_s=spent["grade"],
+            other_s=spent["other"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedPolicy:
+    """A policy whose time is measured."""
+
+    policy: Policy
+    times: EpisodeTimes
+
+    async def begin(self, opening: Sequence[ChatMessage]) -> Turn | None:
+        with self.times.spent("policy"):
+            return await self.policy.begin(opening)
+
+    async def answer(self, messages: Sequence[ChatMessage], forget_reply: bool = False) -> Turn | None:
+        with self.times.spent("policy"):
+            return await self.policy.answer(messages, forget_reply=forget_reply)
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedSandbox:
+    """A sandbox whose time is measured."""
+
+    sandbox: AgentSandbox
+    times: EpisodeTimes
+
+    @property
+    def workdir(self) -> str:
+        return self.sandbox.workdir
+
+    async def run(self, command: str, *, timeout_s: float, keep_bytes: int) -> CommandResult:
+        with self.times.spent("command"):
+            return await self.sandbox.run(command, timeout_s=timeout_s, keep_bytes=keep_bytes)
+
+    async def diff(self) -> bytes:
+        with self.times.spent("command"):
+            return await self.sandbox.diff()
+
+    async def check(self, printed: bytes) -> PatchCheck:
+        with self.times.spent("command"):
+            return await self.sandbox.check(printed)
 
 
 class Policies(Protocol):
@@ -146,8 +217,8 @@ async def _player(
         policy = await policies.open(claim)
         return lambda sandbox: play(
             request,
-            policy=TimedPolicy(policy, times),
-            sandbox=TimedSandbox(sandbox, times),
+            policy=_TimedPolicy(policy, times),
+            sandbox=_TimedSandbox(sandbox, times),
             turns=played.turns,
             watcher=progress,
         )

@@ -14,7 +14,7 @@ from pipeline.message import pack_float32s, pack_int32s
 from pipeline.trajectory import Turn, VersionSpan
 from trainer.demo.family import DemoTask
 from trainer.demo.lessons import END, SENTINEL, EpisodeMessage, Templates
-from trainer.demo.tokenizer import build_tokenizer
+from trainer.warmstart.scratch import build_tokenizer
 
 MAX_TURNS = 8
 MAX_NEW_TOKENS = 96

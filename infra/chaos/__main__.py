@@ -105,8 +105,7 @@ def run_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> in
 def start_campaign(arguments: argparse.Namespace, signals: "SignalListener") -> "Campaign":
     """Start the system and wait until it works. Raises RuntimeError, NotRecovered or EndRequested."""
     from infra.chaos.campaign import Campaign
-    from infra.chaos.injection import FaultInjector
-    from infra.chaos.monitor import SystemMonitor
+    from infra.chaos.injection import FaultInjector, SystemMonitor
     from infra.chaos.system import new_system
 
     root = arguments.dir.resolve()

@@ -15,15 +15,14 @@ import msgspec
 from aiohttp import web
 
 from infra import ports
-from infra.web import events, fleet, runs, security, series, tasks
+from infra.web import fleet, run_journal, runs, security, tasks
 from infra.web.actions import ActionLog, DeadLetters
-from infra.web.events import ChangeFeed, RunChange, marks_of
 from infra.web.export import ExportChoice, export
 from infra.web.fleet import RedisReader
 from infra.web.rollout_page import RolloutPages
 from infra.web.rollout_table import RolloutQuery
 from infra.web.run_journal import JsonRow
-from infra.web.runs import OpenRun, RunCatalogue, RunReader
+from infra.web.runs import ChangeFeed, OpenRun, RunCatalogue, RunChange, RunReader, marks_of
 from infra.web.security import json_reply
 from pipeline import census
 from pipeline.connection import RedisUnavailable
@@ -88,7 +87,7 @@ class RunServer:
         after = request.query.get("after")
         with _as_bad_request():
             step = None if not after else _step(after)
-        shown = await self._read(run, lambda: series.series(run.journal, after=step))
+        shown = await self._read(run, lambda: run_journal.series(run.journal, after=step))
         return json_reply(shown | {"num_steps": run.num_steps})
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -163,7 +162,7 @@ class RunServer:
         except RedisUnavailable:
             return {}
 
-    async def _look(self) -> events.Marks:
+    async def _look(self) -> runs.Marks:
         statuses = await self._statuses()
         known = await self._runs(statuses)
         return await asyncio.to_thread(marks_of, known, statuses)
@@ -253,7 +252,7 @@ async def _index(_: web.Request) -> web.StreamResponse:
 async def _next_event(changes: asyncio.Queue[RunChange]) -> bytes:
     """The next change, or a comment that keeps the connection open."""
     try:
-        change = await asyncio.wait_for(changes.get(), events.KEEP_OPEN_S)
+        change = await asyncio.wait_for(changes.get(), runs.KEEP_OPEN_S)
     except TimeoutError:
         return b": still here\n\n"
     data = msgspec.json.encode({"run": change.run, "kind": change.kind})

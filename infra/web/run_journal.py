@@ -1,11 +1,20 @@
-"""The journal of a run as the pages read it, and rollouts as the pages know them without their bodies."""
+"""The journal of a run as the pages read it, and rollouts as the pages know them without their bodies. Also the numbers of a run by step,
+with its episodes, the states of rollouts and the use of the fleet over time; its evaluations, and marks for other events.
+"""
 
+import bisect
+import itertools
 import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import structs
 
+from pipeline import intervals
 from pipeline.journal.reading import RowFile, discarded, size_of
 from pipeline.journal.rows import (
     FILES,
@@ -28,6 +37,10 @@ from pipeline.journal.rows import (
 from pipeline.trajectory import TrajectoryHead
 
 JsonRow = dict[str, Any]
+
+OPEN = "open"
+T = TypeVar("T")
+_NOT_NUMBERS = ("request_ids", "baseline_ids", "judging", "distillation", "signal")
 
 
 class RolloutRow(EpisodeFacts, frozen=False, kw_only=True, gc=False):  # pyright: ignore[reportGeneralTypeIssues]
@@ -104,3 +117,203 @@ def sizes(directory: Path) -> dict[str, tuple[int, int]]:
     """
     paths = [directory / name for name in FILES.values()]
     return {path.stem: (size_of(path), size_of(discarded(path))) for path in paths}
+
+
+def series(journal: RunJournal, *, after: int | None = None) -> JsonRow:
+    """All data for the curves of a run; with `after`, only those of later steps."""
+
+    def later(rows: Sequence[T], step_of: Callable[[T], int]) -> list[T]:
+        return [row for row in rows if after is None or step_of(row) > after]
+
+    return {
+        "steps": later(list(_steps(journal)), _step),
+        "evaluations": later(
+            [structs.replace(row, rewards={}) for row in journal.evaluations.rows], lambda row: row.step
+        ),
+        "publications": later(journal.publications.rows, lambda row: row.step),
+        "deliveries": later(journal.deliveries.rows, lambda row: row.step),
+        "marks": later(marks(journal), _step),
+    }
+
+
+def marks(journal: RunJournal) -> list[JsonRow]:
+    """The events of the run, oldest first. A row without a step belongs to the last one before it."""
+    found = sorted(_marks(journal), key=lambda mark: mark["at"])
+    times = [row.at for row in journal.steps.rows]
+    for mark in found:
+        if mark["step"] is None:
+            num_before = bisect.bisect_right(times, mark["at"])
+            mark["step"] = journal.steps.rows[num_before - 1].step if num_before else 0
+    return found
+
+
+def _steps(journal: RunJournal) -> Iterator[JsonRow]:
+    """Each step's numbers, with what the rest of the journal contains about it."""
+    for row, facts in zip(journal.steps.rows, facts_of_steps(journal), strict=True):
+        numbers = {name: getattr(row, name) for name in StepRow.__struct_fields__ if name not in _NOT_NUMBERS}
+        judging = structs.asdict(row.judging) if row.judging else {}
+        named = {f"judging_{name}": value for name, value in judging.items()}
+        taught = structs.asdict(row.distillation) if row.distillation else {}
+        named |= {f"distill_{name}": value for name, value in taught.items()}
+        yield numbers | named | row.signal_numbers | facts
+
+
+def _marks(journal: RunJournal) -> Iterator[JsonRow]:
+    for row in journal.publications.rows:
+        yield _mark(row, "published", f"weight version {row.version}")
+    for row in journal.starts.rows[1:]:
+        yield _mark(row, "resumed", f"a new process goes on from step {row.step}")
+    yield from _engines_out(journal.deliveries.rows)
+    for row in journal.quarantines.rows:
+        yield _mark(row, "quarantined", f"{row.task_id}: {row.reason}")
+    for row in journal.staleness.rows:
+        text = f"admission may run {row.ahead_versions} versions ahead: {row.reason}"
+        yield _mark(row, "staleness", text)
+    for row in journal.skipped_batches.rows:
+        yield _mark(row, "skipped batch", f"the {row.what} was not finite")
+    for row in journal.endings.rows:
+        yield _mark(row, "ended", row.detail or row.reason)
+    for row in journal.alarms.rows:
+        text = f"{row.kind}: {row.text}"
+        yield _mark(row, "alarm", f"over: {text}" if row.is_over else text)
+
+
+def _engines_out(deliveries: Sequence[DeliveryRow]) -> Iterator[JsonRow]:
+    """Yields a mark whenever further engines are taken out of routing."""
+    before: set[str] = set()
+    for row in deliveries:
+        out = set(row.quarantined)
+        if out - before:
+            yield _mark(row, "outage", f"out of routing: {', '.join(sorted(out - before))}")
+        before = out
+
+
+def _mark(row: Any, kind: str, text: str) -> JsonRow:
+    return {"at": row.at, "step": getattr(row, "step", None), "kind": kind, "text": text}
+
+
+def _step(row: JsonRow) -> int:
+    return int(row.get("step") or 0)
+
+
+@dataclass(slots=True)
+class _StepEpisodes:
+    """The training episodes of a step, and those that were settled in another way since the step before."""
+
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    fates: Counter[str] = field(default_factory=Counter[str])
+    rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
+    num_played: int = 0
+    num_turns: int = 0
+    num_tokens: int = 0
+
+    def add(self, episode: RolloutRow) -> None:
+        self.outcomes[episode.outcome or "withdrawn"] += 1
+        self.fates[episode.fate] += 1
+        if episode.reward is not None:
+            self.rewards[episode.group_id].append(episode.reward)
+        if episode.num_turns:
+            self.num_played += 1
+            self.num_turns += episode.num_turns
+            self.num_tokens += episode.sampled_tokens
+
+    def facts(self) -> JsonRow:
+        # One group says nothing about others, so its interval would be everything.
+        rewards = intervals.mean(self.rewards.values()) if len(self.rewards) > 1 else None
+        return {
+            "outcomes": self.outcomes,
+            "fates": self.fates,
+            "reward_low": rewards and rewards.low,
+            "reward_high": rewards and rewards.high,
+            "mean_turns": self.num_turns / self.num_played if self.num_played else None,
+            "mean_sampled_tokens": self.num_tokens / self.num_played if self.num_played else None,
+        }
+
+
+def facts_of_steps(journal: RunJournal) -> list[JsonRow]:
+    """The facts of each row of `steps.jsonl`, in their order."""
+    times = [row.at for row in journal.steps.rows]
+    trained_by = {
+        request_id: place for place, row in enumerate(journal.steps.rows) for request_id in row.request_ids
+    }
+    steps = [_StepEpisodes() for _ in times]
+    for episode in journal.episodes.rows:
+        # The journal settles the fates of the trained requests after it has written the step's row.
+        place = trained_by.get(episode.request_id, bisect.bisect_left(times, episode.at))
+        if episode.purpose == "train" and place < len(steps):
+            steps[place].add(episode)
+    places = places_of_rollouts(journal.episodes.rows, times)
+    fleet = _fleet(journal.fleet.rows, times)
+    return [
+        step.facts() | {"places": where} | used
+        for step, where, used in zip(steps, places, fleet, strict=True)
+    ]
+
+
+def places_of_rollouts(episodes: Iterable[RolloutRow], times: Sequence[float]) -> list[dict[str, float]]:
+    """The average numbers of rollouts that were queued, played, or waiting for a step between each time and the one before.
+
+    Attempts that failed count as queued. Rollouts that are not settled yet are missing, so the newest steps show too few.
+    """
+    stamps = [_stamps(episode) for episode in episodes if episode.enqueued_at]
+    if not stamps or not times:
+        return [{} for _ in times]
+    base = min(one[0] for one in stamps)
+    totals = [_time_since([one[place] - base for one in stamps], times, base) for place in range(4)]
+    names = ("queued", "played", "waiting for a step")
+    starts = [min(base, times[0]), *times]
+    found: list[dict[str, float]] = []
+    for place, (start, end) in enumerate(itertools.pairwise(starts)):
+        spent = [totals[state][place] - totals[state + 1][place] for state in range(3)]
+        found.append(
+            {name: one / (end - start) for name, one in zip(names, spent, strict=True)} if end > start else {}
+        )
+    return found
+
+
+def _stamps(episode: RolloutRow) -> tuple[float, float, float, float]:
+    """Returns when it was enqueued, claimed, finished and settled, in Unix seconds. A missing time is replaced by that of settling."""
+    claimed_at = episode.claimed_at or episode.at
+    return episode.enqueued_at, claimed_at, max(claimed_at, episode.finished_at or episode.at), episode.at
+
+
+def _time_since(moments: list[float], times: Sequence[float], base: float) -> list[float]:
+    """The seconds since these moments between each time and the one before, summed over all moments that have passed."""
+    moments.sort()
+    sums = [0.0, *itertools.accumulate(moments)]
+
+    def until(time: float) -> float:
+        num_passed = bisect.bisect_left(moments, time)
+        return num_passed * time - sums[num_passed]
+
+    ends = [until(time - base) for time in times]
+    return [end - start for start, end in itertools.pairwise([0.0, *ends])]
+
+
+def _fleet(samples: Sequence[FleetRow], times: Sequence[float]) -> Iterator[JsonRow]:
+    """The use of slots, and the share of the time for which admission was closed by each reason; empty without samples."""
+    of_step: dict[int, list[FleetRow]] = defaultdict(list)
+    for sample in samples:
+        of_step[bisect.bisect_left(times, sample.at)].append(sample)
+    for place in range(len(times)):
+        yield _fleet_of_step(of_step.get(place, []))
+
+
+def _fleet_of_step(samples: Sequence[FleetRow]) -> JsonRow:
+    total_s = sum(one.span_s for one in samples)
+    if not total_s:
+        return {"slots": {}, "admission": {}}
+
+    def mean(number_of: Callable[[FleetRow], int]) -> float:
+        return sum(one.span_s * number_of(one) for one in samples) / total_s
+
+    admission: dict[str, float] = defaultdict(float)
+    for one in samples:
+        admission[one.closed_by or OPEN] += one.span_s / total_s
+    running, paused = mean(lambda one: one.running), mean(lambda one: one.paused)
+    slots = {
+        "running": running,
+        "paused": paused,
+        "idle": max(0.0, mean(lambda one: one.slots) - running - paused),
+    }
+    return {"slots": slots, "admission": dict(admission)}

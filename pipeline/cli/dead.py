@@ -15,14 +15,13 @@ from msgspec import to_builtins
 from redis.asyncio import Redis
 
 from pipeline import deadletters, keys, stream
-from pipeline.cli.ink import Ink, age, count
 from pipeline.cli.listing import chosen_runs
 from pipeline.cli.show import failure_block
-from pipeline.commands import chunks, command
 from pipeline.deadletters import DeadLetter
 from pipeline.kinds import KINDS, AnyKind
 from pipeline.message import Message
-from pipeline.screen import one_line
+from pipeline.redis_calls import chunks, command
+from pipeline.screen import Ink, age, count, one_line
 
 Change = Callable[[ArqRedis, str, str, AnyKind], Awaitable[None]]
 

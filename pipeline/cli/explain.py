@@ -16,13 +16,12 @@ from redis.asyncio import Redis
 from pipeline import census, keys, request_store, stream
 from pipeline.cli import finding
 from pipeline.cli.finding import Found, FoundJudging, FoundRollout
-from pipeline.cli.ink import Ink, age
 from pipeline.cli.listing import State
 from pipeline.journal.reading import found_journal, identity, mentioning
 from pipeline.journal.rows import FATES, JUDGEMENT_FATES, EpisodeRow, JudgementRow, StepRow
 from pipeline.judge import judge_request_id, judged_rollout_id
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
-from pipeline.screen import lines
+from pipeline.screen import Ink, age, lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ import msgspec
 from redis.asyncio import Redis
 
 from pipeline import census, deadletters, keys, queue, request_store, stream
-from pipeline.cli.ink import count
 from pipeline.cli.listing import LineFilter, RequestLine, State, head_line
 from pipeline.deadletters import AttemptFailure, DeadLetter
 from pipeline.journal.reading import found_journal, identity, mentioning
@@ -25,6 +24,7 @@ from pipeline.queue import Lease
 from pipeline.request import R, RolloutRequest
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore, Stored, stores_of
 from pipeline.rollout_store.record import StoredHead, TrainedTokens
+from pipeline.screen import count
 from pipeline.trajectory import Trajectory, TrajectoryHead
 
 

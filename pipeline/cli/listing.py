@@ -13,13 +13,12 @@ from redis.asyncio import Redis
 
 from pipeline import census, deadletters, request_store, stream
 from pipeline.census import Claimed, Queued
-from pipeline.cli.ink import Ink, count
 from pipeline.deadletters import DeadLetter
 from pipeline.judge import JudgementHead
 from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.queue import Lease
 from pipeline.request_store import Label
-from pipeline.screen import one_line
+from pipeline.screen import Ink, count, one_line
 from pipeline.stream import Delivery
 from pipeline.trajectory import JobHead, TrajectoryHead
 

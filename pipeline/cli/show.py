@@ -12,14 +12,13 @@ from typing import Any, cast
 import msgspec
 
 from pipeline.cli.finding import FoundJudging, FoundRollout
-from pipeline.cli.ink import Ink, age, clock, count, indented, shortened
 from pipeline.cli.listing import where
 from pipeline.deadletters import AttemptFailure
 from pipeline.judge import JudgedStep, Judgement, JudgeRequest, Unscored, Vote
 from pipeline.message import MalformedMessage, unpack_float32s, unpack_int32s
 from pipeline.request import RolloutRequest
 from pipeline.rollout_store.record import REASONS, TrainedTokens, TrainedTurn, unpack_halves
-from pipeline.screen import lines, one_line
+from pipeline.screen import Ink, age, clock, count, indented, lines, one_line, shortened
 from pipeline.trajectory import (
     FIRST_IN_CONTEXT,
     Cut,

@@ -24,12 +24,11 @@ from redis.exceptions import RedisError
 from pipeline import census, connection
 from pipeline.census import Claimed, KindCensus, RunCensus, RunStatus, Scoring, WorkerStatus
 from pipeline.cli import listing
-from pipeline.cli.ink import Ink, age, count
 from pipeline.cli.listing import where
 from pipeline.journal.reading import RECIPE
 from pipeline.kinds import JUDGE, KINDS
 from pipeline.message import MalformedMessage
-from pipeline.screen import cut, has_colours, lines, obeyed
+from pipeline.screen import Ink, age, count, cut, has_colours, lines, obeyed
 
 MIN_EPISODES = 50  # with fewer recent episodes, nothing is concluded from how they ended
 SPOILT_SHARE = 0.9

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import telemetry
-from pipeline.cli.ink import Ink
 from pipeline.judge import judged_rollout_id
-from pipeline.screen import has_colours, one_line
+from pipeline.screen import Ink, has_colours, one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from redis.exceptions import RedisError
 from pipeline import census, connection, request_store
 from pipeline.cli import dead, explain, finding, listing, show, status
 from pipeline.cli.finding import FoundJudging, FoundRollout
-from pipeline.cli.ink import Ink, count
 from pipeline.cli.listing import LineFilter, RequestLine, State
 from pipeline.commandline import MISUSE, status_of
 from pipeline.connection import RedisUnavailable, RedisUnreachable
@@ -29,7 +28,7 @@ from pipeline.kinds import JUDGE, KINDS, ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, json_line
 from pipeline.request import RolloutRequest
 from pipeline.rollout_store.record import TrainedTokens
-from pipeline.screen import has_colours, one_line
+from pipeline.screen import Ink, count, has_colours, one_line
 from pipeline.settings import check_variables, redis_settings
 
 NOTHING_KNOWN = 3  # exit status of `status` where Redis knows neither a run nor a worker

@@ -19,8 +19,7 @@ from infra.chaos.__main__ import SHORT_KILLS, parse_arguments
 from infra.chaos.accounts import PAIR, Leftovers, PartialSlo, Slo, audit, summarize, table
 from infra.chaos.campaign import Campaign
 from infra.chaos.faults import KINDS, LONG, OF_DOCKERD, SHORT, Fault, Kind, draw_faults
-from infra.chaos.injection import EndRequested, FaultInjector, MeasuredRecovery
-from infra.chaos.monitor import NOT_YET_TRAINING
+from infra.chaos.injection import NOT_YET_TRAINING, EndRequested, FaultInjector, MeasuredRecovery
 from infra.chaos.system import MARK, RUN_ID
 from pipeline import keys
 from pipeline.deadletters import AttemptFailure, DeadLetter
@@ -28,7 +27,7 @@ from pipeline.harness import read_harness
 from pipeline.message import encode
 from pipeline.stream import GROUP
 from tests.infra.ended_run import TRAINED, EndedRun
-from trainer.demo.program import write_program
+from trainer.demo.__main__ import write_program
 
 
 @pytest.mark.parametrize("num_kills", [1, 2, 13, 200])

@@ -13,7 +13,7 @@ import docker
 import pytest
 
 from infra import services
-from infra.local import run
+from infra.local import __main__ as local
 from infra.local.commands import parse_arguments
 from infra.processes import Child, SupervisedProcess, Supervisor
 from infra.redis_server import FORGETFUL, own_redis
@@ -44,13 +44,13 @@ def test_what_was_running_keeps_running_and_is_said_to_have_been(
     earlier = services.children.pop(service.name)
     try:
         with ExitStack() as cleanup:
-            run.bring_up_services(arguments(tmp_path), cleanup)
+            local.bring_up_services(arguments(tmp_path), cleanup)
         assert capsys.readouterr().out == "local: listener was running\n"
         assert answers()
     finally:
         earlier.stop(10)
     with ExitStack() as cleanup:
-        run.bring_up_services(arguments(tmp_path), cleanup)
+        local.bring_up_services(arguments(tmp_path), cleanup)
         assert answers()
     assert not answers()
 
@@ -70,7 +70,7 @@ def test_only_the_containers_of_its_own_workers_are_removed(
             )
             cleanup.callback(remove_if_there, docker_client, made[owner].id)
         said: list[str] = []
-        run.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
+        local.remove_containers([Child("worker-1", process), Child("engine", process)], said.append)
         left = {one.id for one in docker_client.containers.list(all=True, ignore_removed=True)}
         assert [container.id in left for container in made.values()] == [False, True]
         assert said == ["removed 1 containers that were left"]
@@ -157,8 +157,8 @@ def test_a_process_that_ends_while_the_others_start_is_an_error_with_the_end_of_
     wanted = [process(name) for name in ("engine", "router", "worker-1")]
     (port,) = free_ports(1)
     try:
-        run.start(supervisor, wanted)
+        local.start(supervisor, wanted)
         with pytest.raises(RuntimeError, match=f"{victim} ended with status 1:\nno room"):
-            run.wait_for_engine(supervisor, "engine", port)
+            local.wait_for_engine(supervisor, "engine", port)
     finally:
         supervisor.stop()

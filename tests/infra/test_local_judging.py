@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from infra.local import commands
+from infra.local.__main__ import wait_for_engine
 from infra.local.commands import parse_arguments
-from infra.local.run import wait_for_engine
 from infra.processes import Supervisor
 from tests.conftest import free_ports
 from tests.workers.judge.reward_checkpoint import write_reward_checkpoint

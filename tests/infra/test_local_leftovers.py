@@ -3,7 +3,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from infra.local import run
+from infra.local import __main__ as local
 from pipeline import connection, queue, stream
 from pipeline.kinds import JUDGE
 from tests.pipeline import judging, samples
@@ -18,8 +18,8 @@ def test_a_run_is_abandoned_when_it_was_set_aside_or_is_to_be_forgotten(tmp_path
     for name in ("demo", "demo-seed1", "demo-seed1-20260101-000000", "other-seed1"):
         a_run(tmp_path / name, f"run of {name}")
     aside = {"run of demo-seed1", "run of demo-seed1-20260101-000000"}
-    assert set(run.abandoned_runs(tmp_path / "demo", fresh=False)) == aside
-    assert set(run.abandoned_runs(tmp_path / "demo", fresh=True)) == aside | {"run of demo"}
+    assert set(local.abandoned_runs(tmp_path / "demo", fresh=False)) == aside
+    assert set(local.abandoned_runs(tmp_path / "demo", fresh=True)) == aside | {"run of demo"}
 
 
 def test_requests_of_an_abandoned_run_are_withdrawn_and_its_trajectories_stay(redis_url: str) -> None:
@@ -41,5 +41,5 @@ def test_requests_of_an_abandoned_run_are_withdrawn_and_its_trajectories_stay(re
             return (*open_ids, len(judge_ids), len(await stream.newest_heads(redis, "old", 10)))
 
     asyncio.run(ask())
-    assert run.cancel_requests(redis_url, ["old"]) == 3
+    assert local.cancel_requests(redis_url, ["old"]) == 3
     assert asyncio.run(left()) == (1, 1, 0, 1)

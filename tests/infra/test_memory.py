@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from infra.memory import MemoryWatch, parts_bytes
+from infra.processes import MemoryWatch, parts_bytes
 from infra.services import children_of
 
 HOLD = "import sys; held = bytearray(64_000_000); print('held', flush=True); sys.stdin.read()"

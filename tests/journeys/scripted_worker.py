@@ -24,7 +24,7 @@ from workers.policy.speaker import Voice
 from workers.process import run_process, work
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 SLOTS = 2

@@ -26,7 +26,6 @@ from arq.jobs import SerializationError, deserialize_job_raw
 from infra.redis_server import own_redis
 from pipeline import census, connection, deadletters, keys, queue, request_store, stream, tokenizer, weights
 from pipeline.cli import finding, listing, show, status
-from pipeline.cli.ink import Ink
 from pipeline.cli.status import complaints, fleet_census
 from pipeline.deadletters import DeadLetter
 from pipeline.judge import judgement_head
@@ -34,6 +33,7 @@ from pipeline.kinds import JUDGE, ROLLOUT, AnyKind
 from pipeline.message import MalformedMessage, Message, encode
 from pipeline.queue import Lease
 from pipeline.request import Claim
+from pipeline.screen import Ink
 from pipeline.trajectory import Failed, head_of
 from tests.pipeline import samples
 from tests.pipeline.judging import judge_request, voted

@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from infra.redis_server import FORGETFUL, own_redis
 from pipeline import connection, queue
-from pipeline.commands import command
 from pipeline.connection import RedisUnavailable, RedisUnreachable
+from pipeline.redis_calls import command
 from tests.conftest import free_ports
 from tests.pipeline import samples
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.agent.option import read_agent
-from pipeline.endpoint_option import endpoint_of
+from pipeline.agent.option import endpoint_of, read_agent
 from pipeline.errors import RequestError
 from pipeline.request import Endpoint
 from trainer.evaluate.endpoint import endpoint_parser

@@ -16,7 +16,7 @@ from tests.pipeline.scraping import scraped, values
 
 CHILD = """
 import sys
-from pipeline.metrics import exported_metrics, meter
+from pipeline.telemetry import exported_metrics, meter
 from pipeline.settings import metrics_settings, telemetry_settings
 from pipeline.telemetry import span, start_telemetry
 rounds = meter().create_counter("swerve.test.rounds", unit="{round}")

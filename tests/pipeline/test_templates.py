@@ -10,10 +10,9 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage, ToolCall
+from pipeline.chat import ChatMessage, ToolCall, recognised
 from pipeline.chat_template import ChatTemplate, TemplateText
 from pipeline.errors import RequestError
-from pipeline.reply_format import recognised
 from pipeline.templates import judge, main
 from pipeline.tokenizer import TokenizerBundle
 

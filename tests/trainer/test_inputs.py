@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from benchmarks.scripted_fleet import task
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.reply_format import ReplyFormat
+from pipeline.chat import ReplyFormat
 from pipeline.task import Calibration, Contradiction, RewardFile, Task, TextChange, pack
 from pipeline.taskfile import (
     FILE,

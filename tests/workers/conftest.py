@@ -14,7 +14,7 @@ import pytest
 from tests.workers.runners import image_with_pytest
 from workers.docker.host import FLEET
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 
 FILES = {
     "Dockerfile": """

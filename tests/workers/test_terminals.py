@@ -16,7 +16,7 @@ from workers.images.__main__ import main as images
 from workers.leaks.__main__ import main as leaks
 from workers.unqueued import LogDirectory
 from workers.verify.__main__ import main as verify
-from workers.verify.display import VerificationTable
+from workers.verify.run import VerificationTable
 
 HOSTILE = "\x1b]0;title\x07\u202egnp.x\u200b\nok  another row\r"
 SHOWN = "␛]0;title␇\\u202egnp.x\\u200b␊ok  another row␍"

@@ -21,9 +21,8 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.chat import ChatMessage
+from pipeline.chat import THOUGHT_MARKS, ChatMessage
 from pipeline.message import unpack_float32s, unpack_int32s
-from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.trajectory import LOGPROB_SLACK, ReplyDigester, Trajectory, Turn, runs_of, version_at
 from trainer.batching.batch import ReplyPart, Sample, SampledReply, TokenKind
 

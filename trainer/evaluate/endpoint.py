@@ -27,10 +27,18 @@ import msgspec
 
 from pipeline import connection
 from pipeline.agent.config import load_agent
-from pipeline.agent.option import Player, add_agent_options, check_program, doubts, player_digest, read_player
+from pipeline.agent.option import (
+    Player,
+    add_agent_options,
+    add_endpoint_options,
+    check_program,
+    doubts,
+    endpoint_of,
+    player_digest,
+    read_player,
+)
 from pipeline.artefacts import instance_id
 from pipeline.commandline import program, status_of
-from pipeline.endpoint_option import add_endpoint_options, endpoint_of
 from pipeline.errors import Boundary, RequestError, describe_error
 from pipeline.frames import EpisodeReport
 from pipeline.message import json_line

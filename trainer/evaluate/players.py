@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from arq.connections import ArqRedis
 from msgspec.structs import replace
 
-from pipeline import queue, retry, stream
+from pipeline import queue, redis_calls, stream
 from pipeline.frames import EpisodeReport, encode_frame, read_frame
 from pipeline.message import MalformedMessage
 from pipeline.request import RolloutRequest
@@ -210,15 +210,15 @@ class FleetPlayers:
         assert self._reading is not None
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        outstanding = await retry.until_answered(lambda: queue.open_ids(self._redis, self._run_id))
-        await retry.until_answered(lambda: queue.withdraw(self._redis, self._run_id, outstanding))
+        outstanding = await redis_calls.until_answered(lambda: queue.open_ids(self._redis, self._run_id))
+        await redis_calls.until_answered(lambda: queue.withdraw(self._redis, self._run_id, outstanding))
 
     async def play(self, request: RolloutRequest) -> Trajectory:
         adopted = self._adopted.pop(place_of(request.id), None)
         request_id = adopted or request.id
         future = self._waiting.setdefault(request_id, asyncio.get_running_loop().create_future())
         if adopted is None:
-            await retry.until_answered(lambda: queue.enqueue(self._redis, request))
+            await redis_calls.until_answered(lambda: queue.enqueue(self._redis, request))
         if not future.done():
             self._asked[request_id] = replace(request, id=request_id)
         return await future
@@ -227,16 +227,16 @@ class FleetPlayers:
         entry_id = self._entries.pop(request_id, None)
         if entry_id is not None:
             entries = [(entry_id, request_id)]
-            await retry.until_answered(lambda: stream.acknowledge(self._redis, self._run_id, entries))
+            await redis_calls.until_answered(lambda: stream.acknowledge(self._redis, self._run_id, entries))
 
     async def _read(self) -> None:
         try:
-            for delivery in await retry.until_answered(
+            for delivery in await redis_calls.until_answered(
                 lambda: stream.read_unacknowledged(self._redis, self._run_id)
             ):
                 await self._accept(delivery)
             while True:
-                for delivery in await retry.until_answered(self._read_new):
+                for delivery in await redis_calls.until_answered(self._read_new):
                     await self._accept(delivery)
         except Exception as error:
             for future in self._waiting.values():
@@ -263,7 +263,7 @@ class FleetPlayers:
         if future.done():
             return
         try:
-            trajectory = await retry.until_answered(lambda: stream.read_body(self._redis, request_id))
+            trajectory = await redis_calls.until_answered(lambda: stream.read_body(self._redis, request_id))
         except MalformedMessage as error:
             future.set_exception(EpisodeLost(f"its trajectory cannot be read: {error}"))
             return

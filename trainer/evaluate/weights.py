@@ -37,7 +37,7 @@ from trainer.records.run_directory import sole_trainer, writable
 from trainer.rollouts.heldout import Round
 
 if TYPE_CHECKING:
-    from trainer.loop.standalone_evaluation import Ending
+    from trainer.loop.evaluations import Ending
     from trainer.records.console import Console
 
 CHECKPOINTS = "checkpoints"  # directory of checkpoints in a run's directory
@@ -213,7 +213,7 @@ async def _conduct(
     settings: TrainerSettings,
     console: "Console",
 ) -> "Ending":
-    from trainer.loop.standalone_evaluation import StandaloneEvaluation
+    from trainer.loop.evaluations import StandaloneEvaluation
 
     stop = asyncio.Event()
     process.stop_on_signal(stop.set)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from arq.connections import ArqRedis
 
-from pipeline import deadletters, retry, stream
+from pipeline import deadletters, redis_calls, stream
 from pipeline.journal.reading import read
 from pipeline.journal.rows import AlarmRow, EpisodeRow, EvaluationRow, Row, StepRow
 from pipeline.screen import visible_line
@@ -45,7 +45,7 @@ class AlarmStop:
 async def measured_storage(redis: ArqRedis, root: Path) -> Storage:
     """The free space on the disk of the run's directory, and the memory use of its Redis. A Redis that does not answer is left out."""
     disk = await asyncio.to_thread(shutil.disk_usage, root)
-    with retry.tolerating_outage():
+    with redis_calls.tolerating_outage():
         used_bytes, limit_bytes = await stream.memory_use(redis)
         return Storage(disk.free, used_bytes, limit_bytes)
     return Storage(disk.free)

@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline import retry
+from pipeline import redis_calls
 from trainer.learner import directories
 from trainer.loop.budget import AdmissionBudget
 from trainer.loop.learner_thread import LearnerThread
@@ -139,7 +139,7 @@ class CheckpointWriter:
         # Rollouts are flushed before the checkpoint counts: a resume acknowledges what it holds without reading it again.
         await self._recorder.flush()
         await asyncio.to_thread(self._checkpoints.complete, place)
-        await retry.until_answered(lambda: self._streams.acknowledge(kept))
+        await redis_calls.until_answered(lambda: self._streams.acknowledge(kept))
         self._books.ledger.acknowledged(kept)
 
     async def write(self) -> None:

@@ -30,11 +30,11 @@ from typing import Any
 
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from pipeline import retry
+from pipeline import redis_calls
 from pipeline.journal.reading import read
 from pipeline.journal.rows import COMPLETE, EndReason, EndRow, StartRow
-from pipeline.metrics import meter
 from pipeline.stream import RunForgotten
+from pipeline.telemetry import meter
 from trainer.loop.alarms import Notices, measured_storage
 from trainer.loop.checkpoints import CheckpointWriter, DueCheckpoints
 from trainer.loop.evaluations import Evaluations
@@ -105,7 +105,7 @@ class Loop:
                 evaluations=self._play_evaluations(),
             )
             self._state.phase = RECOVERING
-            await retry.until_answered(lambda: self._recovery.restore(run.books.restored))
+            await redis_calls.until_answered(lambda: self._recovery.restore(run.books.restored))
             reason: EndReason = "finished"
             if not self._was_complete():
                 try:
@@ -128,8 +128,8 @@ class Loop:
         """Publishes the checkpoint's weights, and enqueues the missing requests of the open groups."""
         await self._publications.publish_first()
         version = self._state.served_version
-        await retry.until_answered(lambda: self._recovery.enqueue_missing(version=version))
-        await retry.until_answered(self._pump.sweep)
+        await redis_calls.until_answered(lambda: self._recovery.enqueue_missing(version=version))
+        await redis_calls.until_answered(self._pump.sweep)
 
     async def _train(self) -> EndReason:
         run, step = self._run, self._state.step
@@ -190,7 +190,7 @@ class Loop:
         )
         while True:
             await asyncio.sleep(wait_s)
-            with retry.tolerating_outage():
+            with redis_calls.tolerating_outage():
                 row = await watch.sample()
                 run.record(row)
                 wait_s = pause_s(row)
@@ -234,7 +234,7 @@ class Pump:
             except RunForgotten as error:
                 await self._recover(f"Redis answers, and {error}")
             except RedisError as error:
-                if not retry.is_outage(error):
+                if not redis_calls.is_outage(error):
                     raise
                 await self._recover(f"Redis does not answer ({error}); waiting for it")
             self._state.changed.set()
@@ -246,7 +246,7 @@ class Pump:
             try:
                 await self.sweep()
             except RedisError as error:
-                if not retry.is_outage(error):
+                if not redis_calls.is_outage(error):
                     raise
                 log.warning("sweep put off: %s", error)
 
@@ -260,9 +260,9 @@ class Pump:
     async def finish(self) -> None:
         """Stops enqueueing for training: withdraws unanswered requests, and receives the results that arrived before that."""
         self._may_enqueue = False
-        await retry.until_answered(self._requests.withdraw_training)
-        await retry.until_answered(lambda: self._judging.requests.withdraw_unneeded(is_end=True))
-        await retry.until_answered(self._read_the_rest)
+        await redis_calls.until_answered(self._requests.withdraw_training)
+        await redis_calls.until_answered(lambda: self._judging.requests.withdraw_unneeded(is_end=True))
+        await redis_calls.until_answered(self._read_the_rest)
 
     async def _turn(self) -> None:
         await self._streams.read(block_ms=READ_BLOCK_MS)
@@ -303,7 +303,7 @@ class Pump:
         what = ""
         while True:
             await asyncio.sleep(RETRY_S)
-            with retry.tolerating_outage():
+            with redis_calls.tolerating_outage():
                 if await self._recovery.reopen():
                     what = "; it has forgotten this run"
                 await self._streams.recover()

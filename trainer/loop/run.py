@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from arq.connections import ArqRedis
 from msgspec.structs import asdict
 
-from pipeline import connection, retry
+from pipeline import connection, redis_calls
 from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow, PublicationRow, Row, StalenessRow, StepRow
 from pipeline.judge import Judge
@@ -172,7 +172,7 @@ async def connect(say: Callable[[str], None] = lambda line: None) -> ArqRedis:
     is no connection to it.
     """
     redis = await connection.connect(redis_settings().url)
-    if forgets := await retry.until_answered(lambda: connection.forgets(redis)):
+    if forgets := await redis_calls.until_answered(lambda: connection.forgets(redis)):
         say(forgets)
     return redis
 
@@ -183,7 +183,7 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         run_id=run_id,
         limits=Limits(**asdict(recipe.rollout.limits)),
         agent_config=inputs.agent_config,
-        tokenizer=await retry.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
+        tokenizer=await redis_calls.until_answered(lambda: put_tokenizer(redis, inputs.tokenizer)),
         ids=new_ids(),
         control_share=recipe.grading.control_share,
         num_controls=recipe.grading.num_controls,
@@ -196,7 +196,7 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
 
 async def announced_judge(redis: ArqRedis, form: JudgeForm | None) -> Judge | None:
     """The judge in requests to judge; None if nothing is judged. Announces the judge's tokenizer."""
-    return None if form is None else await retry.until_answered(lambda: form.announced(redis))
+    return None if form is None else await redis_calls.until_answered(lambda: form.announced(redis))
 
 
 def deliveries_of(

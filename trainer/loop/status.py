@@ -17,7 +17,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from opentelemetry.metrics import Meter
 
-from pipeline import census, retry
+from pipeline import census, redis_calls
 from pipeline.census import RunStatus
 from pipeline.journal.rows import COMPLETE, ClosedBy, EndReason, EndRow, FleetRow
 from pipeline.kinds import ROLLOUT
@@ -44,7 +44,7 @@ async def beat(
     while True:
         now = status()
         measure()
-        with retry.tolerating_outage():
+        with redis_calls.tolerating_outage():
             await census.beat_run(redis, now)
         show(line_of(now))
         await asyncio.sleep(HEARTBEAT_S)
@@ -279,7 +279,7 @@ class EndRecorder:
 
     async def _num_open(self) -> int | None:
         """The number of open requests, which `status` also shows; None if Redis does not answer."""
-        with retry.tolerating_outage():
+        with redis_calls.tolerating_outage():
             return (await census.run_census(self._run.redis, self._run.run_id)).num_open
         return None
 
@@ -289,7 +289,7 @@ class EndRecorder:
         if reason not in COMPLETE:
             how += f"; {self._go_on(error)}"
         ended = replace(status_of(self._run), phase=reason, detail="", admission="", ended=how)
-        with retry.tolerating_outage():
+        with redis_calls.tolerating_outage():
             await census.beat_run(self._run.redis, ended)
 
     def _go_on(self, error: BaseException | None) -> str:

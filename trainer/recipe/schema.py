@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from pipeline.chat import CallFormat, ThoughtFormat
 from pipeline.judge import JudgeMethod
 from pipeline.message import (
     Amount,
@@ -24,7 +25,6 @@ from pipeline.message import (
     Seconds,
     Share,
 )
-from pipeline.reply_format import CallFormat, ThoughtFormat
 from pipeline.request import Budget, Context, Limits, Retries, Sampling
 from pipeline.task import BestControl
 from trainer.learner.config import LearnerConfig

@@ -42,7 +42,7 @@ from pipeline.journal.rows import (
     SkippedBatchRow,
     StepRow,
 )
-from pipeline.metrics import OUTCOME, SECONDS
+from pipeline.telemetry import OUTCOME, SECONDS
 
 # The axes and the name of a point, and the size of its run.
 _NOT_SHOWN = {"step", "num_steps", "at", "greedy", "began_at", "trained_at"}

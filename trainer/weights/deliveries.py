@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
-from pipeline import retry, weights
+from pipeline import redis_calls, weights
 from pipeline.journal.rows import EnginePause
 from pipeline.weights import ServedWeights, WeightVersion
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, RoutedEngine, Served
@@ -152,7 +152,7 @@ class Deliveries:
         try:
             while while_ours():
                 self._look_again.clear()
-                with retry.tolerating_outage():
+                with redis_calls.tolerating_outage():
                     await self._look()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):

@@ -13,7 +13,7 @@ from pathlib import Path
 from arq.connections import ArqRedis
 from redis.asyncio import Redis
 
-from pipeline import retry, telemetry, weights
+from pipeline import redis_calls, telemetry, weights
 from pipeline.telemetry import span
 from pipeline.weights import PolicyHolder, WeightVersion
 from trainer.recipe.schema import WeightsRecipe
@@ -43,7 +43,7 @@ class PolicyHold:
         """Renew the lease until another process has taken it over."""
         while self._taken_by is None:
             await asyncio.sleep(RENEW_S)
-            with retry.tolerating_outage():
+            with redis_calls.tolerating_outage():
                 self._taken_by = await weights.renew(self._redis, self._holder)
         self._report(str(self._taken_by))
 
@@ -52,7 +52,7 @@ class PolicyHold:
 async def sole_policy(redis: ArqRedis, run_id: str) -> AsyncIterator[PolicyHold]:
     """Holds the lease on the engines. An earlier process of the same run loses it. Raises ValueError if another run has it."""
     holder = PolicyHolder(run_id)
-    other = await retry.until_answered(lambda: weights.acquire(redis, holder))
+    other = await redis_calls.until_answered(lambda: weights.acquire(redis, holder))
     if other is not None:
         raise ValueError(
             f"the engines of this Redis serve {other}, and engines serve one policy at a time. Stop that process first (if it is "
@@ -66,7 +66,7 @@ async def sole_policy(redis: ArqRedis, run_id: str) -> AsyncIterator[PolicyHold]
         keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeper
-        with retry.tolerating_outage():
+        with redis_calls.tolerating_outage():
             await weights.release(redis, holder)
 
 
@@ -85,7 +85,7 @@ class Publisher:
 
     async def newest(self) -> WeightVersion | None:
         """The newest announced version, including those of an earlier trainer."""
-        return await retry.until_answered(lambda: weights.newest_version(self._redis, self._run_id))
+        return await redis_calls.until_answered(lambda: weights.newest_version(self._redis, self._run_id))
 
     async def can_deliver(self, version: WeightVersion) -> bool:
         """Whether an announced version can be delivered again."""
@@ -105,7 +105,7 @@ class Publisher:
     async def announce(self, version: WeightVersion) -> None:
         """Announces a ready version as the newest."""
         with span("announce", traceparent=telemetry.publication(self._run_id, version.version)):
-            await retry.until_answered(lambda: self._announce(version))
+            await redis_calls.until_answered(lambda: self._announce(version))
 
     async def discard_old(self, oldest_needed: int) -> None:
         """Frees the space of versions before `oldest_needed`, except for the newest few."""

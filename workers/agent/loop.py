@@ -21,9 +21,17 @@ from pipeline.errors import RequestError
 from pipeline.request import RolloutRequest
 from pipeline.telemetry import span
 from pipeline.trajectory import Action, Exhausted, Turn
-from workers.agent.commands import AgentSandbox, CommandRunner, observe, text_of
-from workers.agent.reply import BashCommand, FormatError, read_reply
-from workers.agent.submission import Submission, submitted
+from workers.agent.commands import (
+    AgentSandbox,
+    BashCommand,
+    CommandRunner,
+    FormatError,
+    Submission,
+    observe,
+    read_reply,
+    submitted,
+    text_of,
+)
 from workers.sandbox.protocol import CommandResult
 
 MIN_COMMAND_S = 0.1  # time limit of a command that starts at the episode's very end

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pipeline.chat import ChatMessage, storable
 from pipeline.trajectory import Stop
-from workers.foreign.canonical import ChatPiece
+from workers.foreign.conversations import ChatPiece
 from workers.foreign.fields import ContextFull, Json, RequestRefused, printed
 from workers.foreign.tools import NO_TOOL_SET, ToolSet, arguments_object
 

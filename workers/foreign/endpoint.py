@@ -12,13 +12,13 @@ from typing import Self
 
 from aiohttp import web
 
+from workers.foreign.conversations import Node
 from workers.foreign.dialect import Asked, Dialect, session_of
 from workers.foreign.dialects.chat import ChatDialect
 from workers.foreign.dialects.messages import MessagesDialect
 from workers.foreign.dialects.responses import ResponsesDialect
 from workers.foreign.episode import AgentEpisode, Pending, RequestAbandoned
 from workers.foreign.fields import RequestRefused, printed, read_json
-from workers.foreign.tree import Node
 
 MOST_BODY_BYTES = 32 * 2**20
 MOST_READ_BYTES = 2 * MOST_BODY_BYTES  # bytes of bodies that arrive at the same time

@@ -22,10 +22,9 @@ from pipeline.chat import ChatMessage
 from pipeline.request import Limits
 from pipeline.trajectory import Turn
 from workers.agent.loop import Watcher
-from workers.foreign.canonical import messages_of
+from workers.foreign.conversations import MOST_NODES, Node, Place, Tree, messages_of, note_results, turns_of
 from workers.foreign.dialect import Answer, Asked, Dialect
 from workers.foreign.fields import ContextFull, RequestRefused
-from workers.foreign.tree import MOST_NODES, Node, Place, Tree, note_results, turns_of
 from workers.foreign.voices import AgentPrompt, AgentVoice, num_chars_of
 
 MOST_SAMPLINGS_AT_ONCE = 4

@@ -10,13 +10,12 @@ import shlex
 
 from pipeline.errors import HarnessError
 from pipeline.harness import HOME_DIR, EpisodeValues, Harness, Invocation, filled
-from pipeline.metrics import meter
 from pipeline.request import RolloutRequest
 from pipeline.task import File
-from pipeline.telemetry import span
+from pipeline.telemetry import meter, span
 from pipeline.trajectory import Exhausted, ProgramEnd, Submitted, Turn
 from workers.agent.loop import Watcher
-from workers.foreign.canonical import COPIES
+from workers.foreign.conversations import COPIES
 from workers.foreign.endpoint import AgentEndpoint
 from workers.foreign.episode import AgentEpisode, Ending
 from workers.foreign.voices import agent_voice

@@ -12,8 +12,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from pipeline.chat import ToolCall
-from pipeline.reply_format import CallFormat
+from pipeline.chat import CallFormat, ToolCall
 from workers.foreign.fields import Json, RequestRefused, as_object, json_value, objects_in, printed, text_in
 
 SEPARATOR = "__"

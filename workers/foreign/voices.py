@@ -20,12 +20,11 @@ from msgspec.structs import replace
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.trajectory import Turn
-from workers.foreign.canonical import ChatPiece, messages_of
+from workers.foreign.conversations import ChatPiece, Place, Tree, messages_of
 from workers.foreign.dialect import Asked
 from workers.foreign.fields import ContextFull, RequestRefused
 from workers.foreign.tools import TEXT_VALUES, ToolSet, arguments_object, with_typed_values
-from workers.foreign.tree import Place, Tree
-from workers.policy.context import MIN_ROOM_TOKENS
+from workers.policy.conversation import MIN_ROOM_TOKENS
 from workers.policy.render import Renderer
 from workers.policy.speaker import AnyVoice, MessageVoice, Speaker, Voice
 

@@ -20,8 +20,7 @@ from typing import Any
 from docker import errors as docker_errors
 
 from pipeline.errors import ImageMissing
-from pipeline.harness import HARNESS_DIR, HarnessFile
-from pipeline.harness_manifest import write_archive
+from pipeline.harness import HARNESS_DIR, HarnessFile, write_archive
 from workers.docker.client import Client
 from workers.docker.host import CONTENT, HARNESS, HARNESS_VERSION
 from workers.sandbox.containers import ContainerApi

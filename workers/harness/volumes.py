@@ -21,8 +21,7 @@ from docker import errors as docker_errors
 from docker.types import Mount
 
 from pipeline.errors import HarnessError, HarnessMissing, ImageMissing
-from pipeline.harness import HARNESS_DIR, Harness
-from pipeline.harness_manifest import UnequalContent, check_archive
+from pipeline.harness import HARNESS_DIR, Harness, UnequalContent, check_archive
 from workers.docker.client import Client
 from workers.docker.host import CONTENT, CREATED, DEADLINE, FILLER, GENERATION, HARNESS, HARNESS_VERSION
 from workers.sandbox.containers import CONFLICT, ContainerApi

@@ -31,14 +31,13 @@ from pipeline.request import Claim, EpisodeStatus
 from pipeline.settings import check_variables, redis_settings
 from workers.breaker import Breaker, Breakers, Gate
 from workers.claim import Claimer
-from workers.judge.engine_votes import EndpointVoters, EngineVoters
 from workers.judge.engines import JudgeEngines, http_session
 from workers.judge.functions import RULES, FunctionJudge, StepFunction, load_functions
 from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
 from workers.judge.stage import StepJudge, StoredRollouts, judge_rollout
 from workers.judge.teacher import TeacherJudge
-from workers.judge.votes import RequestedVoters, VoteJudge
+from workers.judge.votes import EndpointVoters, EngineVoters, RequestedVoters, VoteJudge
 from workers.policy.requested import NoEngines
 from workers.policy.sglang import TokenizerSource, announced_tokenizers
 from workers.process import REDIS_PATIENCE_S, background, beat, run_process, work

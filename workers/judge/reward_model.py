@@ -20,10 +20,9 @@ from pipeline.chat import ChatMessage
 from pipeline.errors import EngineError, EngineRefused, RequestError
 from pipeline.judge import JudgeRequest
 from pipeline.request import Claim
-from workers.judge.engine_votes import IdsPrompt, engine_renderer, named, opened_prompt
 from workers.judge.engines import Call, Embedded, Generated, JudgeEngines, ModelInfo
 from workers.judge.prompts import JudgeTokenizers, StepText, TokenCutter
-from workers.judge.votes import Opinion, Voter
+from workers.judge.votes import IdsPrompt, Opinion, Voter, engine_renderer, named, opened_prompt
 from workers.policy.render import Renderer
 
 BOX_OPENING = "\\boxed{"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from redis.asyncio import Redis
 
-from pipeline import retry, stream
+from pipeline import redis_calls, stream
 from pipeline.errors import LeaseLost, RequestError, RolloutError
 from pipeline.judge import Judge, JudgedStep, Judgement, JudgeMethod, JudgeRequest, Unscored, failed_judgement
 from pipeline.message import MalformedMessage
@@ -85,7 +85,7 @@ class StoredRollouts:
     async def read(self, rollout_id: str) -> FinishedRollout:
         """The rollout. Raises RequestError if it is gone or cannot be read."""
         try:
-            trajectory = await retry.until_answered(lambda: stream.read_body(self._redis, rollout_id))
+            trajectory = await redis_calls.until_answered(lambda: stream.read_body(self._redis, rollout_id))
         except MalformedMessage as error:
             raise RequestError(f"rollout {rollout_id} cannot be read: {error}") from error
         if trajectory is None:

@@ -25,9 +25,9 @@ from pipeline.message import Float32s, pack_float32s, unpack_int32s
 from pipeline.request import Claim, EpisodeStatus
 from pipeline.tokenizer import TokenizerBundle, vocabulary_difference
 from pipeline.trajectory import Turn, logprob_fault, runs_of
-from workers.judge.engine_votes import named
 from workers.judge.engines import Call, Generated, JudgeEngines
 from workers.judge.stage import FinishedRollout, Scored
+from workers.judge.votes import named
 from workers.policy.requested import NoEngines
 from workers.policy.sglang import TokenizerSource
 

@@ -43,8 +43,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 async def look(sandboxes: Sandboxes, task: Task, gold: Gold | None) -> Finding:
     """Finds what an agent of `task` could find of the answer."""
+    from workers.leaks.agent_images import UNCOMMITTED, find_leaks
     from workers.leaks.answers import answers_in_problem, leaks_of, search_image
-    from workers.leaks.find import UNCOMMITTED, find_leaks
 
     leaks = answers_in_problem(task, gold)
     agent_image = failure = ""

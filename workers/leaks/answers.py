@@ -1,7 +1,7 @@
 """Searches for the answer itself in everything that an agent could read: in the problem statement, and in all files of its image.
 
-find.py checks what git may contain besides the base commit, and is fast enough for every episode. This module is for `workers.verify`,
-which records the results, and for `workers.leaks`.
+agent_images.py checks what git may contain besides the base commit, and is fast enough for every episode. This module is for
+`workers.verify`, which records the results, and for `workers.leaks`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from pipeline.task import Task
 from pipeline.taskfile import Gold
 from workers.isolation.calls import LimitExceeded, Processes
 from workers.isolation.process import CallLimits
-from workers.leaks.find import Leak, listing_base
+from workers.leaks.agent_images import Leak, listing_base
 from workers.leaks.search import FoundLeak, ImageQuery, KnownRepository, SearchReport, search
 from workers.leaks.signature import signature_of, telling_lines
 from workers.sandbox.protocol import Sandbox

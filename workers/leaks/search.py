@@ -195,7 +195,7 @@ class _Search:
         return SearchReport(found=tuple(found), skipped=tuple(sorted(map(_shown, skipped))))
 
     def _is_own_object(self, path: str) -> bool:
-        """Whether find.py handles the object, because it belongs to the task's repository."""
+        """Whether agent_images.py handles the object, because it belongs to the task's repository."""
         own = _text(self.query.base.git_directory)
         return bool(own) and store_of(path) == own
 

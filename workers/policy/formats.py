@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from pipeline.chat import ChatMessage, ToolCall, storable_message
-from pipeline.reply_format import THOUGHT_MARKS, CallFormat, ReplyFormat
+from pipeline.chat import THOUGHT_MARKS, CallFormat, ChatMessage, ReplyFormat, ToolCall, storable_message
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from redis.asyncio import Redis
 
-from pipeline import retry, weights
+from pipeline import redis_calls, weights
 from pipeline.chat import ChatMessage
 from pipeline.errors import EngineError
 from pipeline.request import Claim
@@ -143,7 +143,7 @@ def engines_of_other_runs(redis: Redis, served_run: ServedRun) -> Obstacle:
         request = claim.request
         if request.endpoint is not None:
             return ""
-        publishing = await retry.until_answered(lambda: weights.publishing_run(redis))
+        publishing = await redis_calls.until_answered(lambda: weights.publishing_run(redis))
         if publishing:
             return "" if publishing == request.run_id else f"run {publishing} has the engines"
         try:
@@ -212,6 +212,6 @@ class _SamplerOfItsRun:
 
 async def _check_run(redis: Redis, run_id: str) -> None:
     """Raises EngineError if another run publishes weights."""
-    publishing = await retry.until_answered(lambda: weights.publishing_run(redis))
+    publishing = await redis_calls.until_answered(lambda: weights.publishing_run(redis))
     if publishing and publishing != run_id:
         raise EngineError(f"run {publishing} has taken the engines over")

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from redis.asyncio import Redis
 
-from pipeline import retry
+from pipeline import redis_calls
 from pipeline.agent.config import load_agent
 from pipeline.chat_template import Tools
 from pipeline.errors import EngineError, EngineRefused, RequestError
@@ -62,7 +62,7 @@ def announced_tokenizers(redis: Redis) -> TokenizerSource:
 
     async def bundle(name: str) -> TokenizerBundle | None:
         try:
-            return await retry.until_answered(lambda: get_tokenizer(redis, name))
+            return await redis_calls.until_answered(lambda: get_tokenizer(redis, name))
         except MalformedMessage as error:
             raise RequestError(f"tokenizer {name}: {error}") from error
 

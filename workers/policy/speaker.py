@@ -12,8 +12,7 @@ from typing import Any, Literal, Protocol
 from pipeline.chat import ChatMessage
 from pipeline.errors import RequestError
 from pipeline.message import pack_float32s, pack_int32s
-from pipeline.metrics import SECONDS, meter
-from pipeline.telemetry import Attribute, record, span
+from pipeline.telemetry import SECONDS, Attribute, meter, record, span
 from pipeline.trajectory import Turn, VersionSpan
 from workers.policy.formats import read_reply
 from workers.policy.render import Renderer

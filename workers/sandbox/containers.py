@@ -22,7 +22,7 @@ from pipeline.harness import HARNESS_DIR
 from pipeline.task import Resources
 from workers.docker.client import ANSWER_S, Client, Streams, attach, docker_client, sandbox_error, translated
 from workers.docker.host import FLEET, DockerHost
-from workers.sandbox.holder import HOLDER
+from workers.sandbox.first_process import HOLDER
 from workers.sandbox.shell import KILL, READ_BYTES
 
 T = TypeVar("T")

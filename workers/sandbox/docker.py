@@ -28,9 +28,8 @@ from workers.docker.host import ATTEMPT, DEADLINE, FLEET, LEASE, REQUEST, ROLE, 
 from workers.harness.volumes import HarnessVolumes
 from workers.leaks.agent_images import CLEAN_S, AgentImages
 from workers.sandbox.containers import ContainerApi, ContainerSpec
+from workers.sandbox.first_process import CPU_NANOSECONDS, built_init
 from workers.sandbox.git import NOTHING_PRINTED, START, TRUST, TRUST_ALWAYS, StartState, ended
-from workers.sandbox.holder import CPU_NANOSECONDS
-from workers.sandbox.init import built_init
 from workers.sandbox.protocol import (
     BUSY_FACTOR,
     OUTPUT_KEEP_BYTES,
@@ -44,9 +43,8 @@ from workers.sandbox.protocol import (
     is_starved,
 )
 from workers.sandbox.setup import SETUP_S, agent_environment, environment, set_up
-from workers.sandbox.shell import KILL, ContainerShell
+from workers.sandbox.shell import KILL, ContainerShell, fits, writing
 from workers.sandbox.users import READ_FILES, ROOT, look_up, normal
-from workers.sandbox.writing import fits, writing
 from workers.settings import RUNTIME_VARIABLE, DiskSettings, container_runtime, disk_settings, docker_host
 
 ContainerRole = Role | Literal["clean"]

@@ -1,21 +1,25 @@
-"""Sends commands to a container over one attached stream to its first process, with no Docker call per command.
+"""Sends commands to a container over one attached stream to its first process, with no Docker call per command. Some of them write files.
 
-The first process (init.py, or holder.py if that cannot run) takes one command at a time, runs it in a new `bash -c` in the workdir with
-stdin closed, and reports its output and status. Only files and background processes carry over from one command to the next. Connections
-to a port of the container (connections.py) travel on the same stream.
+The first process (first_process.py) takes one command at a time, runs it in a new `bash -c` in the workdir with stdin closed, and reports
+its output and status. Only files and background processes carry over from one command to the next. Connections to a port of the container
+(connections.py) travel on the same stream.
+
+A process for each written file would cost more than its content, so bash writes the files itself if it can.
 """
 
 import asyncio
+import base64
+import posixpath
 import re
+import shlex
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from pipeline.errors import SandboxError, TaskBroken
+from pipeline.task import File
 from workers.sandbox.connections import Connections, ProtocolFactory, why_not
-from workers.sandbox.exchange import Capped, Exchange, Frames, Kind
-from workers.sandbox.holder import HolderExchange
-from workers.sandbox.init import InitFrames
+from workers.sandbox.first_process import Capped, Exchange, Frames, HolderExchange, InitFrames, Kind
 from workers.sandbox.protocol import CannotServe, CommandResult, LastResult
 from workers.sandbox.users import ContainerUser
 
@@ -28,10 +32,12 @@ KILL = "SIGUSR1"  # makes the first process kill every other
 KILL_S = 300.0
 KILL_AGAIN_S = 1.0
 READ_BYTES = 256 * 1024
-# First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the bash of holder.py.
+# First lines from the container: "send" requests the init program; then "init" announces that program, or "bash" the holder.
 SEND, INIT = b"send\n", b"init\n"
 STDERR = 2  # Docker's number of the container's stderr
 NUL_REFUSED = b"bash: a command cannot contain a NUL byte\n"
+
+LONGEST_COMMAND_BYTES = 120 * 1024  # length of a plain command, which leaves room for the words that start it
 
 
 class ContainerShell:
@@ -331,3 +337,31 @@ def _as_bytes(command: str) -> bytes:
         return command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return command.encode("utf-8", "replace")
+
+
+def writing(files: Sequence[File], workdir: str) -> str:
+    """The command that writes `files`, at least one, and creates their directories."""
+    paths = [posixpath.join(workdir, file.path) for file in files]
+    steps = [f"mkdir -p {shlex.join(dict.fromkeys(posixpath.dirname(path) for path in paths))}"]
+    steps += [
+        f"{printing(file.content)} >{shlex.quote(path)}" for file, path in zip(files, paths, strict=True)
+    ]
+    for mode in {file.mode for file in files}:
+        of_mode = [path for file, path in zip(files, paths, strict=True) if file.mode == mode]
+        steps.append(f"chmod {mode:o} {shlex.join(of_mode)}")
+    return " && ".join(steps)
+
+
+def printing(content: bytes) -> str:
+    """The command that prints `content`. Outside ASCII, bash's reading of its command depends on the container's locale."""
+    encoded = f"base64 -d <<<'{base64.b64encode(content).decode()}'"
+    *lines, last = content.decode("ascii", "replace").split("\0")
+    if not content.isascii() or (lines and last):
+        return encoded
+    plain = f"printf '%s\\0' {shlex.join(lines)}" if lines else f"printf %s {shlex.quote(last)}"
+    return plain if len(plain) <= len(encoded) else encoded
+
+
+def fits(command: str) -> bool:
+    """Whether `command` is short enough to be a plain one."""
+    return len(command.encode(errors="replace")) <= LONGEST_COMMAND_BYTES

@@ -21,11 +21,10 @@ from workers.grading.container import PatchRun
 from workers.grading.controls.drawing import Outcomes, strays, survivors, together
 from workers.grading.controls.spans import Span
 from workers.grading.defence import witness
-from workers.verify.fixed import find_tests, fixed
+from workers.verify.fixed import OpensSandboxes, find_tests, fixed, record
 from workers.verify.observing import met
 from workers.verify.proposing import Proposer, met_by_log
-from workers.verify.reads.finding import with_reads
-from workers.verify.reads.record import OpensSandboxes, record
+from workers.verify.reads import with_reads
 from workers.verify.trials import ControlRuns, RunsTests, Trial, Trials, claim_with, for_trials
 
 MOST_TOGETHER = 3  # runs that find of which contradictions a control may make two

@@ -1,14 +1,27 @@
-"""Decides from the verdicts on a task's states whether the task can be trusted, and says why not."""
+"""Decides whether a task can be trusted, and says why not: from the verdicts on its states, and from what its image holds of the answer.
+
+Files of the image that contain the answer and can be removed are recorded with the verification, and removed from every agent's container.
+Other leaks make the task unusable: code that is installed may be needed, and an agent without it would work in another environment than the
+grader.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from pipeline.request import Limits
 from pipeline.task import Calibration, ExitCode, R2eExpected, SwebenchLog, Task, TestsJson, pack
-from pipeline.taskfile import EXPECTED, Found, State, Verification, fingerprint
+from pipeline.taskfile import EXPECTED, Found, Gold, State, Verification, fingerprint
 from pipeline.trajectory import Reward
+from workers.leaks.answers import search_image
+from workers.leaks.search import EVAL_SCRIPT, FoundLeak, SearchReport
+from workers.sandbox.protocol import Sandboxes
+from workers.unqueued import Broken, tried, unqueued_claim
 from workers.verify.states import Probed, Tries, Try
 
-NAMED_AT_MOST = 3  # number of tests in a sentence
+NAMED_AT_MOST = 3  # number of tests, or of leaks, in a sentence
 _MEANING: dict[State, str] = {
     "empty": "it is solved before anybody has done anything",
     "useless": "its tests pass without the fix",
@@ -21,6 +34,9 @@ _RUNNER = re.compile(
     re.MULTILINE,
 )
 _PASSED = re.compile(r"\b[1-9]\d* passed\b|^Ran [1-9]\d* tests? in", re.MULTILINE)
+
+MOST_PATHS = 200  # number of paths that a request carries
+_FIX = "leave it out in the Dockerfile, or install what belongs to base_commit"
 
 
 def verification(task: Task, probed: Probed, *, seconds: float, verified_at: float) -> Verification:
@@ -166,3 +182,68 @@ def _expected_tests(task: Task) -> list[str]:
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
     return f"{', '.join(names[:NAMED_AT_MOST])}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLeaks:
+    """Searches images as agents would get them."""
+
+    sandboxes: Sandboxes
+    limits: Limits
+    image_fix: str  # what to do about an image that is not on this host
+
+    async def looked_for(self, done: Verification, task: Task, gold: Gold) -> Verification:
+        """`done`, with the leaks of the answer in its image."""
+        first = await self._search(replace(task, leaking_paths=()), gold)
+        if isinstance(first, Broken):
+            return _refused(done, first.why)
+        kept = [one for one in _answers(first) if not one.paths]
+        if kept:
+            whys = "; ".join(dict.fromkeys(one.why for one in kept))
+            return _refused(
+                done, f"the image holds the answer: {_named(kept)}, not removed because {whys}: {_FIX}"
+            )
+        paths = tuple(sorted({path for one in _answers(first) for path in one.paths}))
+        if len(paths) > MOST_PATHS:
+            return _refused(
+                done, f"{len(paths)} files of the image hold the answer, such as {_few(paths)}: {_FIX}"
+            )
+        if paths:
+            again = await self._search(replace(task, leaking_paths=paths), gold)
+            if isinstance(again, Broken):
+                return _refused(done, again.why)
+            if left := _answers(again):
+                return _refused(
+                    done, f"the image holds the answer, and cannot be cleaned of it: {_named(left)}"
+                )
+            removed = f"agents' containers are without what holds the answer in the image: {_few(paths)}"
+            done = replace(done, leaking_paths=paths, warning=_joined(done.warning, removed))
+        if first.skipped:
+            skipped = f"not searched for the answer: {_few(first.skipped)}"
+            done = replace(done, warning=_joined(done.warning, skipped))
+        return done
+
+    async def _search(self, task: Task, gold: Gold) -> SearchReport | Broken:
+        async def search() -> SearchReport:
+            claim = unqueued_claim(task, command="verify", limits=self.limits)
+            async with self.sandboxes.open(claim, role="agent") as sandbox:
+                return await search_image(sandbox, replace(task, workdir=sandbox.workdir), gold)
+
+        return await tried(search, task, image_fix=self.image_fix)
+
+
+def _refused(done: Verification, why: str) -> Verification:
+    return replace(done, ok=False, reason=f"leaks: {why}")
+
+
+def _answers(report: SearchReport) -> list[FoundLeak]:
+    """The leaks that contain the answer: a name alone does not."""
+    return [one for one in report.found if one.kind != EVAL_SCRIPT]
+
+
+def _named(found: Sequence[FoundLeak]) -> str:
+    return _few([f"{one.where} ({one.kind})" for one in found])
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)

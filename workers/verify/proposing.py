@@ -40,9 +40,8 @@ from workers.grading.defence import witness
 from workers.grading.languages.language import language, language_of
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
-from workers.verify.fixed import FoundTests, fixed
+from workers.verify.fixed import FoundTests, OpensSandboxes, fixed
 from workers.verify.observing import ObservableFile, observe
-from workers.verify.reads.record import OpensSandboxes
 from workers.verify.trials import RunsTests, Trial
 
 WRITING_CPU_S = 120  # limit for finding the contradictions of one file

@@ -20,9 +20,8 @@ from pipeline.errors import GraderError, SandboxError
 from pipeline.request import Claim, Limits
 from pipeline.task import File, Task
 from pipeline.trajectory import Submitted
-from workers.agent.commands import CommandRunner
+from workers.agent.commands import SENTINEL, SENTINEL_OF_1, CommandRunner, submitted
 from workers.agent.loop import start_up
-from workers.agent.submission import SENTINEL, SENTINEL_OF_1, submitted
 from workers.grading.controls.drawing import few
 from workers.grading.defence import witness
 from workers.grading.grade import Graded, Grader

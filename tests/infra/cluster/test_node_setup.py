@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from tests.infra.cluster.programs import CLUSTER, ROOT, run
-from workers.sandbox.init import BUILT
+from workers.sandbox.first_process import BUILT
 
 SETUP = CLUSTER / "node_setup.sh"
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.web.run_journal import RolloutRow
-from infra.web.series import places_of_rollouts
+from infra.web.run_journal import RolloutRow, places_of_rollouts
 from tests.infra.web.example_run import Serve, append, read, step
 from tests.pipeline import samples
 from tests.pipeline.journal_rows import made

@@ -16,8 +16,7 @@ from arq.connections import ArqRedis
 
 from infra import redis_server
 from pipeline import connection
-from pipeline.cli.ink import Ink
-from pipeline.screen import cut, one_line
+from pipeline.screen import Ink, cut, one_line
 from tests.pipeline import samples
 from tests.pipeline.cli.situations import answered, dead_lettered, taken, trainer_lives, worker_lives
 

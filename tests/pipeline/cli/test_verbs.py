@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipeline import screen
 from pipeline.__main__ import main
-from pipeline.cli import ink
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_a_redis_that_does_not_answer_is_said_without_its_password(
     [(3.2, "3 s"), (720, "12 min"), (3 * 3600, "3.0 h"), (9 * 86400, "9 d"), (-1, "0 s")],
 )
 def test_ages_read_at_a_glance(seconds: float, shown: str) -> None:
-    assert ink.age(seconds) == shown
+    assert screen.age(seconds) == shown

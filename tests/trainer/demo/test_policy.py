@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from trainer import demo
 from trainer.demo.family import make_task
 from trainer.demo.lessons import Templates
-from trainer.demo.tokenizer import build_tokenizer
+from trainer.warmstart.scratch import build_tokenizer
 
 POLICY = Path(demo.__file__).with_name("policy")
 

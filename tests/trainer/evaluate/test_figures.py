@@ -21,7 +21,7 @@ from pipeline.intervals import pass_at, pass_at_k
 from pipeline.request import Claim
 from pipeline.taskfile import fingerprint
 from pipeline.trajectory import Submitted, Trajectory
-from trainer.evaluate import compare
+from trainer.evaluate.__main__ import compare
 from trainer.evaluate.endpoint import ProgressLines, TaskSelection
 from trainer.evaluate.results import (
     EpisodeResult,
@@ -210,14 +210,14 @@ def test_a_summary_divides_by_episodes_that_have_a_verdict() -> None:
 def test_comparing_names_what_was_won_and_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = record(tmp_path / "A", row("a-1", True), row("b-2", False), row("c-3", False), row("a-10", None))
     second = record(tmp_path / "B", row("a-1", False), row("b-2", True), row("c-3", True), row("a-10", True))
-    assert compare.main([str(first), str(second), "--json"]) == 0
+    assert compare([str(first), str(second), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["won"], found["lost"]) == (["bench:b-2", "bench:c-3"], ["bench:a-1"])
     assert found["difference"]["value"] == pytest.approx(1 / 3)
     assert (found["num_equal"], found["num_left_out"]) == (0, 1)
-    assert compare.main([str(first), str(second)]) == 0
+    assert compare([str(first), str(second)]) == 0
     assert "won 2: bench:b-2, bench:c-3" in capsys.readouterr().out
-    assert compare.main([str(first), str(tmp_path)]) == 2
+    assert compare([str(first), str(tmp_path)]) == 2
 
 
 def test_evaluating_a_model_behind_a_server_needs_a_worker_s_packages_alone() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.summary.writer import event_file_writer
 
-from trainer.records import background
+from trainer.records import sinks
 
 
 @pytest.fixture(autouse=True)
@@ -17,4 +17,4 @@ def _event_files_are_numbered_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _sinks_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests may need more than a minute for the database of MLflow."""
-    monkeypatch.setattr(background, "CLOSE_S", 3600.0)
+    monkeypatch.setattr(sinks, "CLOSE_S", 3600.0)

@@ -17,9 +17,8 @@ from pipeline.journal.rows import EpisodeRow, Row
 from tests.trainer.records.test_console import JUDGED, row
 from tests.trainer.records.test_sinks import evaluation
 from trainer.recipe import MlflowRecipe, Recipe, SinksRecipe, WandbRecipe, load_recipe
-from trainer.records.background import InBackground
 from trainer.records.points import MetricsFile
-from trainer.records.sinks import METRICS_FILE, RunFacts, open_sinks
+from trainer.records.sinks import METRICS_FILE, InBackground, RunFacts, open_sinks
 
 # MLflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
@@ -73,7 +72,7 @@ def in_tensorboard(directory: Path) -> Numbers:
 def in_mlflow(directory: Path) -> Numbers:
     from mlflow.tracking import MlflowClient
 
-    from trainer.records.mlflow_run import default_uri
+    from trainer.records.sinks import default_uri
 
     client = MlflowClient(tracking_uri=default_uri(directory))
     experiment = client.get_experiment_by_name("swerve")

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from pipeline.journal.rows import AlarmRow, Row
 from tests.trainer.records.test_console import row
 from trainer.recipe import AlarmsRecipe, Recipe, SinksRecipe, load_recipe
-from trainer.records import background
-from trainer.records.background import Webhook
-from trainer.records.sinks import RunFacts, open_sinks
+from trainer.records import sinks
+from trainer.records.sinks import RunFacts, Webhook, open_sinks
 
 BEGUN = AlarmRow(step=7, kind="gap_grows", text="the gap is 0.2", at=1_800_000_000.0)
 OVER = replace(BEGUN, step=9, text="the gap is 0.01", is_over=True)
@@ -77,7 +76,7 @@ def recipe(**alarms: Any) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "RETRY_S", 0.0)
+    monkeypatch.setattr(sinks, "RETRY_S", 0.0)
 
 
 def test_an_alarm_is_posted_when_it_begins_and_when_it_is_over_and_nothing_else_is(

@@ -8,8 +8,15 @@ import torch
 from transformers import LlamaForCausalLM
 
 from trainer.demo.lessons import EpisodeMessage
-from trainer.demo.tokenizer import build_tokenizer
-from trainer.warmstart.scratch import WarmStart, build_policy, encode, repeat_batch, save_policy, train_policy
+from trainer.warmstart.scratch import (
+    WarmStart,
+    build_policy,
+    build_tokenizer,
+    encode,
+    repeat_batch,
+    save_policy,
+    train_policy,
+)
 
 BRIEF = WarmStart(
     num_lessons=512, num_repeat_steps=2, batch_tokens=8_192, hidden_size=32, num_layers=1, mlp_size=32

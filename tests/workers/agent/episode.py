@@ -17,11 +17,10 @@ from pipeline.chat import ChatMessage
 from pipeline.request import Claim, Limits, RolloutRequest, Sampling
 from pipeline.task import ExitCode, Task
 from pipeline.trajectory import Exhausted, Turn
-from workers.agent.commands import AgentSandbox
+from workers.agent.commands import AgentSandbox, Submission
 from workers.agent.loop import play
-from workers.agent.submission import Submission
 from workers.policy.replies import Replay, given_replies
-from workers.sandbox.exchange import Capped
+from workers.sandbox.first_process import Capped
 from workers.sandbox.protocol import OUTPUT_KEEP_BYTES, CommandResult, PatchCheck
 
 AGENT = """

@@ -8,7 +8,7 @@ from pipeline.errors import RequestError
 from pipeline.trajectory import Exhausted
 from tests.workers.agent import episode
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, played
-from workers.agent.submission import Submission
+from workers.agent.commands import Submission
 
 EXACT = AGENT.replace("REFUSED: {{error}}", "REFUSED") + "swerve: {exact: true}\n"
 

@@ -13,8 +13,8 @@ from pipeline.request import Claim
 from pipeline.tokenizer import TokenizerBundle, read_bundle
 from pipeline.trajectory import Exhausted, Observation, Turn
 from tests.workers.agent.episode import AGENT, SUBMIT, LocalShell, bash, claim
+from workers.agent.commands import Submission
 from workers.agent.loop import AgentSandbox, play
-from workers.agent.submission import Submission
 from workers.policy.render import Renderer
 from workers.policy.scripted import ScriptedPolicies
 from workers.sandbox.docker import DockerSandboxes

@@ -6,11 +6,10 @@ from msgspec.structs import replace
 from pipeline.agent.config import AgentConfig, load_agent
 from pipeline.agent.files import to_text
 from pipeline.agent.upstream import BASH_BLOCK, MSWEA_BLOCK, MSWEA_TAG
-from pipeline.chat import ChatMessage, ToolCall
+from pipeline.chat import ChatMessage, ReplyFormat, ToolCall
 from pipeline.message import decode, encode
-from pipeline.reply_format import ReplyFormat
 from pipeline.trajectory import Turn
-from workers.agent.reply import BashCommand, FormatError, called, read_reply
+from workers.agent.commands import BashCommand, FormatError, called, read_reply
 from workers.policy.formats import taken_apart
 
 

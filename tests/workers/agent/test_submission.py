@@ -15,7 +15,7 @@ from pipeline.trajectory import Submitted, Trajectory, head_of
 from tests.workers.agent.episode import AGENT, SUBMIT, bash
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
-from workers.agent.submission import Submission, lacks_bytes, submission, submitted
+from workers.agent.commands import Submission, lacks_bytes, submission, submitted
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.errors import EngineError
 from tests.pipeline import samples
-from workers.agent.times import EpisodeTimes
+from workers.rollout import EpisodeTimes
 
 
 class Clock:

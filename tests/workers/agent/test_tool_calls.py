@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.workers.agent.episode import SUBMIT, LocalShell, played
 from tests.workers.agent.fidelity.scenes import calls, message
-from workers.agent.submission import Submission
+from workers.agent.commands import Submission
 
 AGENT = """
 agent:

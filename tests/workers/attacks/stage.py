@@ -26,7 +26,7 @@ from workers.grading.container import PatchRun
 from workers.grading.defence.survey import BaseContainer, Surveyed, Surveys
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 from workers.verify.calibrating import Calibrator
 from workers.verify.trials import TRIAL_OPTIONS
 

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from msgspec.structs import replace
 
+from pipeline.chat import recognised
 from pipeline.errors import EngineError
 from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
-from pipeline.reply_format import recognised
 from pipeline.request import Limits
 from pipeline.tokenizer import TokenizerBundle
 from pipeline.trajectory import Turn, VersionSpan, reply_digest

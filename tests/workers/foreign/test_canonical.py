@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.chat import ChatMessage, ToolCall
-from workers.foreign.canonical import (
+from workers.foreign.conversations import (
     ChatPiece,
     arranged,
     assistant_pieces,

@@ -16,8 +16,8 @@ from pipeline.errors import EngineError, EngineRefused
 from pipeline.trajectory import Turn
 from tests.workers.foreign.program import BASH, LS, Json, Program, call, events, playing, result, until, user
 from workers.foreign import endpoint, episode
+from workers.foreign.conversations import Place, Tree
 from workers.foreign.dialect import Asked
-from workers.foreign.tree import Place, Tree
 from workers.foreign.voices import AgentPrompt, RenderedVoice
 
 ASK: Json = {"model": "m", "messages": [user("mend it")], "tools": [BASH]}

@@ -19,12 +19,11 @@ from pipeline.message import pack_float32s, pack_int32s
 from pipeline.trajectory import Turn, VersionSpan, reply_digest
 from tests.trainer.trajectories import trajectory
 from trainer.batching.samples import samples_of
-from workers.foreign.canonical import ChatPiece, messages_of
+from workers.foreign.conversations import ChatPiece, Node, Tree, messages_of, turns_of
 from workers.foreign.dialect import Dialect
 from workers.foreign.dialects.chat import ChatDialect
 from workers.foreign.dialects.messages import MessagesDialect
 from workers.foreign.dialects.responses import ResponsesDialect
-from workers.foreign.tree import Node, Tree, turns_of
 
 Json = dict[str, Any]
 WORDS = ("", "a", "b", " a\n")  # few, so that conversations are often alike

@@ -20,8 +20,8 @@ from tests.workers.agent.fidelity.scenes import TASK
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.foreign.program import bundle, call
+from trainer.demo.__main__ import write_program
 from trainer.demo.lessons import RECIPE
-from trainer.demo.program import write_program
 from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage, ToolCall
+from pipeline.chat import CallFormat, ChatMessage, ReplyFormat, ToolCall, recognised
 from pipeline.chat_template import ChatTemplate
 from pipeline.errors import RequestError
-from pipeline.reply_format import CallFormat, ReplyFormat, recognised
 from pipeline.tokenizer import TokenizerBundle
 from tests.workers.foreign.program import BASH, Json, playing, renderers, result, system, user
 from tests.workers.policy.templates import DIRECTORY as TEMPLATES

@@ -7,8 +7,7 @@ import pytest
 from pipeline.chat import ChatMessage, ToolCall
 from pipeline.trajectory import Turn
 from tests.workers.foreign.program import BASH, LS, Json, Program, playing, result, until, user
-from workers.foreign.canonical import ChatPiece
-from workers.foreign.tree import Node, Tree, note_results
+from workers.foreign.conversations import ChatPiece, Node, Tree, note_results
 
 
 def recorded(number: int, said: ChatMessage, parent: Node | None = None) -> Node:

@@ -19,12 +19,11 @@ from tests.workers.judge.rollouts import judge_claim, trajectory
 from tests.workers.judge.test_stage import One
 from tests.workers.judge.verdict_model import write_verdict_checkpoint
 from tests.workers.policy.engines import Wire, tapped
-from workers.judge.engine_votes import EngineVoters
 from workers.judge.engines import JudgeEngines, http_session
 from workers.judge.prompts import JudgeTokenizers
 from workers.judge.reward_model import RewardVoters
 from workers.judge.stage import finished_rollout, judge_rollout
-from workers.judge.votes import VoteJudge
+from workers.judge.votes import EngineVoters, VoteJudge
 from workers.policy.render import Renderer
 from workers.policy.sglang import announced_tokenizers
 

@@ -18,10 +18,9 @@ from tests.workers.judge.rollouts import judging_enqueued, published
 from tests.workers.judge.servers import serving_judge
 from workers.breaker import Breaker
 from workers.judge.__main__ import judge_claimer
-from workers.judge.engine_votes import EngineVoters
 from workers.judge.engines import JudgeEngines, http_session
 from workers.judge.prompts import JudgeTokenizers
-from workers.judge.votes import VoteJudge
+from workers.judge.votes import EngineVoters, VoteJudge
 from workers.policy.requested import NoEngines
 from workers.policy.sglang import announced_tokenizers
 from workers.process import Taker

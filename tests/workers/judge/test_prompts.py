@@ -16,9 +16,9 @@ from pipeline.tokenizer import read_bundle
 from pipeline.trajectory import Action, Turn
 from tests.pipeline import samples
 from tests.workers.judge.rollouts import ran, trajectory, tree, turn, user
-from workers.judge.engine_votes import ChatPrompt, IdsPrompt, chat
 from workers.judge.prompts import CHARS_PER_TOKEN, CharacterCutter, RolloutPrompts, TokenCutter
 from workers.judge.stage import FinishedRollout, finished_rollout
+from workers.judge.votes import ChatPrompt, IdsPrompt, chat
 from workers.policy.render import Renderer
 
 STEPS = tuple(turn(ran(f"cat file{n}.py", f"content {n}\n")) for n in range(30))

@@ -16,11 +16,10 @@ from tests.pipeline import samples
 from tests.workers.judge.rollouts import judge_claim, ran, trajectory, turn
 from tests.workers.judge.servers import Replier, Server, serving_judge
 from tests.workers.judge.test_stage import One
-from workers.judge.engine_votes import EndpointVoters, EngineVoters
 from workers.judge.engines import JudgeEngines, http_session
 from workers.judge.prompts import JudgeTokenizers
 from workers.judge.stage import finished_rollout, judge_rollout
-from workers.judge.votes import RequestedVoters, VoteJudge, vote_seed
+from workers.judge.votes import EndpointVoters, EngineVoters, RequestedVoters, VoteJudge, vote_seed
 from workers.policy.render import Renderer
 from workers.policy.requested import NoEngines
 from workers.policy.sglang import TokenizerSource, announced_tokenizers, one_tokenizer
@@ -186,7 +185,7 @@ async def test_a_step_whose_votes_all_abstain_has_no_score() -> None:
 async def test_a_judge_all_of_whose_votes_fail_makes_no_judgement(
     status: int, transient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.judge.engine_votes.RETRY_BUDGET_S", 0.0)
+    monkeypatch.setattr("workers.judge.votes.RETRY_BUDGET_S", 0.0)
 
     async def reply(body: dict[str, Any]) -> tuple[int, Any]:
         return status, {"error": "no"}

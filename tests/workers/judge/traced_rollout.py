@@ -27,7 +27,7 @@ from workers.grading.grade import Grader
 from workers.policy.scripted import ScriptedPolicies
 from workers.rollout import run_rollout
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 
 FIX = "sed -i 's/a - b/a + b/' calc.py"
 SCRIPT = "python3 -c 'from calc import add; assert add(3, 1) == 4'\n"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.workers.attacks.stage import stopped_by
 from tests.workers.languages.stage import SCENES, Verified, built_scene
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 
 
 async def print_table(names: Sequence[str]) -> None:

@@ -13,8 +13,7 @@ from pipeline.task import File, Task
 from tests.workers.claims import make_claim, make_task
 from tests.workers.leaks.giveaways import GIVEAWAYS, Giveaway, built, making
 from workers.docker.host import FLEET, SOURCE
-from workers.leaks.agent_images import StillLeaks
-from workers.leaks.find import cleaning, find_leaks
+from workers.leaks.agent_images import StillLeaks, cleaning, find_leaks
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
 from workers.sandbox.protocol import CommandResult
 

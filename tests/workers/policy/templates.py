@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pipeline.reply_format import recognised
+from pipeline.chat import recognised
 from pipeline.tokenizer import TokenizerBundle
 from workers.policy.render import Renderer
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage
+from pipeline.chat import THOUGHT_MARKS, ChatMessage
 from pipeline.message import pack_float32s, pack_int32s, unpack_int32s
-from pipeline.reply_format import THOUGHT_MARKS
 from pipeline.request import Context
 from pipeline.trajectory import Cut, Turn, VersionSpan, reply_digest
 from tests.workers.agent.episode import claim, opening, user

@@ -4,9 +4,8 @@ import json
 
 from msgspec.structs import replace
 
-from pipeline.chat import ChatMessage, ToolCall
+from pipeline.chat import ChatMessage, ToolCall, recognised
 from pipeline.message import unpack_int32s
-from pipeline.reply_format import recognised
 from pipeline.trajectory import Turn
 from tests.workers.agent.episode import AGENT, claim, opening, user
 from tests.workers.policy.templates import bundle, renderer

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.reply_format import THOUGHT_MARKS, ThoughtFormat
+from pipeline.chat import THOUGHT_MARKS, ThoughtFormat
 from tests.workers.policy.templates import ENDS, renderer
 from workers.policy.render import ThoughtFinder
 

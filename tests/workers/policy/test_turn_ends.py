@@ -7,9 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage
+from pipeline.chat import ChatMessage, recognised
 from pipeline.errors import RequestError
-from pipeline.reply_format import recognised
 from pipeline.tokenizer import TokenizerBundle
 from workers.policy.render import Renderer
 

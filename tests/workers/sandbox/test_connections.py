@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import SandboxError
 from workers.sandbox.connections import MAX_UNSENT_BYTES, WINDOW_BYTES, Connections, ContainerTransport
-from workers.sandbox.init import InitFrames
+from workers.sandbox.first_process import InitFrames
 
 ALLOWED_BYTES = 24 * 1024
 

@@ -15,8 +15,8 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.sandbox import docker as docker_sandbox
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.init import built_init
-from workers.sandbox.writing import fits, writing
+from workers.sandbox.first_process import built_init
+from workers.sandbox.shell import fits, writing
 
 pytestmark = pytest.mark.docker
 

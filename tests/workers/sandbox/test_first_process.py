@@ -12,7 +12,7 @@ from tests.workers.busy import busy_machine, idle_s
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 from workers.sandbox.protocol import is_starved
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]

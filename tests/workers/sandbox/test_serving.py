@@ -20,7 +20,7 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from workers.docker.host import FLEET
 from workers.sandbox.docker import DockerSandbox, DockerSandboxes
-from workers.sandbox.init import built_init
+from workers.sandbox.first_process import built_init
 from workers.sandbox.protocol import CannotServe, is_starved
 
 pytestmark = pytest.mark.docker

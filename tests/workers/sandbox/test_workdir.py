@@ -10,7 +10,7 @@ from pipeline.task import ExitCode
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import FILES, RepoImage, built
 from workers.grading.grade import Grader
-from workers.leaks.find import find_leaks
+from workers.leaks.agent_images import find_leaks
 from workers.sandbox.docker import DockerSandboxes
 
 pytestmark = pytest.mark.docker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandbox.writing import LONGEST_COMMAND_BYTES, fits, printing
+from workers.sandbox.shell import LONGEST_COMMAND_BYTES, fits, printing
 
 CONTENTS = {
     "nothing": b"",

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from pipeline.taskfile import Verification
-from workers.verify.display import flag_rows
+from workers.verify.run import flag_rows
 
 PLAIN = Verification(
     task="test:task",

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from pipeline.taskfile import Strength, read_verified, verified_path
 from tests.workers.verify.spans import FIX, FIXED, TaskFile
-from workers.verify.display import strength_rows
+from workers.verify.run import strength_rows
 
 pytestmark = pytest.mark.docker
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.chat import ChatMessage, Role, ToolCall
-from workers.foreign.canonical import ChatPiece, assistant_pieces
+from workers.foreign.conversations import ChatPiece, assistant_pieces
 from workers.foreign.dialect import Answer, Asked, event, openai_refusal
 from workers.foreign.fields import (
     Json,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.chat import ChatMessage, Role, ToolCall
-from workers.foreign.canonical import ChatPiece, assistant_pieces
+from workers.foreign.conversations import ChatPiece, assistant_pieces
 from workers.foreign.dialect import Answer, Asked, event, with_broken_calls_as_text
 from workers.foreign.fields import (
     ContextFull,

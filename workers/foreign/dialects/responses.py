@@ -1,7 +1,7 @@
 """Responses, OpenAI's newer dialect, which Codex uses.
 
-Its conversations are lists of items instead of messages, so a reply is sent back as several items, which `canonical.py` recognises one by
-one. The server stores no state to which a program could refer: the program sends its whole conversation each time.
+Its conversations are lists of items instead of messages, so a reply is sent back as several items, which `conversations.py` recognises one
+by one. The server stores no state to which a program could refer: the program sends its whole conversation each time.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from pipeline.chat import ChatMessage, Role, ToolCall
-from workers.foreign.canonical import ChatPiece
+from workers.foreign.conversations import ChatPiece
 from workers.foreign.dialect import Answer, Asked, event, openai_refusal
 from workers.foreign.fields import (
     Json,

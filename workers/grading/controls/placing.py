@@ -34,7 +34,7 @@ from workers.grading.controls.arrivals import (
 from workers.grading.steps import GRADE_DIR, StepFailed, failed_step
 from workers.sandbox.git import GIT
 from workers.sandbox.protocol import CommandResult, Sandbox
-from workers.sandbox.writing import fits, printing
+from workers.sandbox.shell import fits, printing
 
 MAX_FILE_BYTES = 1024 * 1024  # a larger test file gets no contradiction
 MAX_READ_BYTES = 64 * 1024 * 1024  # size of all test files together; files beyond it get none either

@@ -1,1 +1,1 @@
-"""The part of an observed run that is inside the process of the tests: plain Python 3.6, joined into one file by observing.py."""
+"""Code inside the processes of the tests: reads.py, which fixed.py installs; and plain Python 3.6, joined into one file by observing.py."""

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from pipeline import artefacts
 from pipeline.agent.config import load_agent
 from pipeline.agent.files import pinned, to_text
-from pipeline.endpoint_option import endpoint_of
+from pipeline.agent.option import endpoint_of
 from pipeline.errors import EngineError, RequestError
 from pipeline.request import Limits
 from tests.workers.agent.episode import LocalShell, Silent
 from tests.workers.claims import make_task
+from workers.agent.commands import Submission
 from workers.agent.loop import play
-from workers.agent.submission import Submission
 from workers.policy.endpoint import (
     Completion,
     EndpointConversation,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.serving.engine import CPU_SHIM, HIDDEN, STAND_INS
-from pipeline.reply_format import CallFormat, ReplyFormat
+from pipeline.chat import CallFormat, ReplyFormat
 from workers.policy.formats import taken_apart
 
 ROOT = Path(__file__).parents[4]

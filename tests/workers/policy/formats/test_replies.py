@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.chat import ChatMessage, ToolCall
-from pipeline.reply_format import CALL_FORMATS, CallFormat, ReplyFormat, ThoughtFormat, recognised
+from pipeline.chat import (
+    CALL_FORMATS,
+    CallFormat,
+    ChatMessage,
+    ReplyFormat,
+    ThoughtFormat,
+    ToolCall,
+    recognised,
+)
 from workers.policy.formats import read_reply, taken_apart
 
 TEMPLATES = Path(__file__).parents[3] / "chat_templates"

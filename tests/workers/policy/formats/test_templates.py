@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.agent.upstream import BASH_TOOL
-from pipeline.chat import ChatMessage
+from pipeline.chat import ChatMessage, recognised
 from pipeline.chat_template import ChatTemplate, call_and_results
 from pipeline.errors import RequestError
-from pipeline.reply_format import recognised
 from pipeline.tokenizer import TokenizerBundle
 from workers.policy.formats import taken_apart
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.verify.reads.finding import imported_by, sources
+from workers.verify.reads import imported_by, sources
 
 MODULES = (
     "src/pkg/__init__.py",

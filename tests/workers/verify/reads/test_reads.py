@@ -15,7 +15,7 @@ from tests.workers.conftest import FILES, RepoImage
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify.calibrating import Calibrator
-from workers.verify.reads.record import record
+from workers.verify.fixed import record
 
 pytestmark = pytest.mark.docker
 

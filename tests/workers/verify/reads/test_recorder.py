@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.verify.reads.record import RECORDER, Read, reads
+from workers.verify.fixed import RECORDER, Read, reads
 
 REPO = {
     "pkg/__init__.py": "from pkg import core\n",

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from workers.verify.reads.finding import Support
-from workers.verify.reads.record import Read, ReadRecord
+from workers.verify.fixed import Read, ReadRecord
+from workers.verify.reads import Support
 
 TEST = "pkg/tests/test_a.py"
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from trainer.demo.family import LOCALS, NOUNS, VERBS, make_task
 from trainer.demo.lessons import EpisodeMessage, Templates, teach
-from trainer.demo.tokenizer import build_tokenizer, padded_vocabulary_size, save_tokenizer
+from trainer.warmstart.scratch import build_tokenizer, padded_vocabulary_size, save_tokenizer
 
 
 @pytest.fixture(scope="module")

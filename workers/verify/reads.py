@@ -56,8 +56,7 @@ from workers.grading.defence.survey import is_manifest
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.protocol import Sandbox
-from workers.verify.fixed import FoundTests
-from workers.verify.reads.record import Read, ReadRecord
+from workers.verify.fixed import FoundTests, Read, ReadRecord
 
 _REFERENCE = re.compile(
     r"_*(?:\w+_)?(?:references?|expected|expectations|golden|oracles?|cases|test_?data|samples|vectors|fixtures)(?:_\w+)?"

@@ -1,6 +1,6 @@
 """Reports which files of the repository this Python process opens and runs as modules, and which code caused that.
 
-It is copied into the container of one run of the known fix and imported at the start of each Python there: record.py installs it and reads
+It is copied into the container of one run of the known fix and imported at the start of each Python there: fixed.py installs it and reads
 its reports. It imports nothing of ours and runs under any Python since 3.5. Before 3.8 there are no audit hooks: there it wraps `open` and
 the import of source files, and sees neither `os.open` nor the importer of a module that pytest rewrites.
 """

@@ -5,13 +5,13 @@ from arq.connections import ArqRedis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from pipeline import commands, queue, retry
+from pipeline import queue, redis_calls
 from tests.pipeline import samples
 
 
 async def refusal(pool: ArqRedis, *words: str | int) -> RedisError:
     with pytest.raises(RedisError) as caught:
-        await commands.command(pool, *words)
+        await redis_calls.command(pool, *words)
     return caught.value
 
 
@@ -23,11 +23,11 @@ async def test_a_redis_that_takes_no_writes_for_now_is_waited_for(
 ) -> None:
     await pool.config_set(*setting)
     try:
-        assert retry.is_outage(await refusal(pool, "SET", "k", "v"))
+        assert redis_calls.is_outage(await refusal(pool, "SET", "k", "v"))
         with pytest.raises(RedisError) as caught:
             await queue.enqueue(pool, samples.request())
-        assert retry.is_outage(caught.value), "a script's refusal too"
-        with retry.tolerating_outage():
+        assert redis_calls.is_outage(caught.value), "a script's refusal too"
+        with redis_calls.tolerating_outage():
             await queue.enqueue(pool, samples.request())
     finally:
         await pool.config_set(*off)
@@ -35,7 +35,7 @@ async def test_a_redis_that_takes_no_writes_for_now_is_waited_for(
 
 async def test_a_redis_whose_disk_fails_is_waited_for(pool: ArqRedis) -> None:
     error = await refusal(pool, "EVAL", "return redis.error_reply('MISCONF unable to persist on disk')", 0)
-    assert retry.is_outage(error)
+    assert redis_calls.is_outage(error)
 
 
 async def test_the_pauses_between_tries_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,14 +50,14 @@ async def test_the_pauses_between_tries_double_up_to_the_longest(monkeypatch: py
             raise RedisConnectionError("away")
         return "answer"
 
-    monkeypatch.setattr(retry, "jittered", no_pause)
-    assert await retry.until_answered(away, longest_pause_s=1.0) == "answer"
+    monkeypatch.setattr(redis_calls, "jittered", no_pause)
+    assert await redis_calls.until_answered(away, longest_pause_s=1.0) == "answer"
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 async def test_a_key_of_the_wrong_kind_is_no_outage(pool: ArqRedis) -> None:
     await pool.set("k", "v")
     error = await refusal(pool, "LPUSH", "k", "v")
-    assert not retry.is_outage(error)
-    with pytest.raises(RedisError, match="WRONGTYPE"), retry.tolerating_outage():
+    assert not redis_calls.is_outage(error)
+    with pytest.raises(RedisError, match="WRONGTYPE"), redis_calls.tolerating_outage():
         raise error
