@@ -220,8 +220,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             INTAKE,
-            "self._ledger.num_refills(cursor) < self._max_refills",
-            "self._ledger.num_refills(cursor) <= self._max_refills",
+            "num_refills(cursor) < self._sources.at(",
+            "num_refills(cursor) <= self._sources.at(",
             "a group has one refill more than the recipe gives",
         ),
         Mutant(
