@@ -24,6 +24,13 @@ _OF_SWEBENCH_4 = {"DOCKER_USER": "root", "DOCKER_WORKDIR": "/testbed", "KEY_INST
 # Languages of which a command that builds nothing runs the programs in the image, whatever a patch changes.
 _COMPILED = frozenset(("c", "cpp"))
 _BUILDS = re.compile(r"\b(?:make|ninja|bazel|meson)\b|\bcmake --build\b")
+# CMake's target `test` builds nothing, either.
+_ONLY_TESTS = re.compile(r"\bninja\b[^;&|]*\btest\b")
+_TESTS = re.compile(r"test|check")
+# How surefire ends the line of a test that failed, or that an exception ended. The parsers of Maven's logs take some of them for passes.
+_SUREFIRE_FAILURE = re.compile(
+    r"^(?:\[\w+\]\s+(?P<named>.*?)\s+--\s+|(?P<method>\w+)\((?P<class>[\w.$]+)\)\s+)Time elapsed:.*<<< (?:FAILURE|ERROR)!\s*$"
+)
 
 
 def command(repository: str, row: Mapping[str, object]) -> str:
@@ -36,16 +43,27 @@ def command(repository: str, row: Mapping[str, object]) -> str:
         profile.log_parser("")
     except Exception as error:
         raise NotInPackage(f"the profile of {repository} fails: {error}") from error
-    if _language(profile) in _COMPILED and not _BUILDS.search(found):
-        raise NotInPackage(
-            f"the command of {repository}, {found!r}, does not build what it tests: a patch would change no result"
-        )
+    if _language(profile) in _COMPILED:
+        if not _BUILDS.search(_ONLY_TESTS.sub("", found)):
+            raise NotInPackage(
+                f"the command of {repository}, {found!r}, does not build what it tests: a patch would change no result"
+            )
+        if not _TESTS.search(found):
+            raise NotInPackage(f"the command of {repository}, {found!r}, runs no tests")
     return found
 
 
 def parsed(log_parser: str, _version: str, log: str) -> dict[str, str]:
-    """Status by name, as the parser of the name `log_parser`, "swesmith:OWNER__REPO.COMMIT", reads a log. Raises NotInPackage."""
-    return dict(_profile(log_parser.removeprefix(PREFIX)).log_parser(log))
+    """Status by name, as the parser of the name `log_parser`, "swesmith:OWNER__REPO.COMMIT", reads a log, but that a test of surefire's
+    that failed or ended with an exception is never a pass. Raises NotInPackage.
+    """
+    statuses = dict(_profile(log_parser.removeprefix(PREFIX)).log_parser(log))
+    for line in log.split("\n"):
+        if "<<< " in line and (found := _SUREFIRE_FAILURE.match(line.strip())):
+            name = found["named"] or f"{found['class']}.{found['method']}"
+            if name in statuses:
+                statuses[name] = "FAILED"
+    return statuses
 
 
 def is_parser(log_parser: str) -> bool:

@@ -77,7 +77,11 @@ def _register(log_parser: str) -> bool:
         return False
 
     def parse(log: str, spec: Any) -> dict[str, str]:
-        return packages[0].parsed(log_parser, spec.version, log)
+        # Names are never cut in these packages, so one with an open bracket is that of no other test.
+        open_names = (
+            name for name in (*spec.FAIL_TO_PASS, *spec.PASS_TO_PASS) if name.count("[") > name.count("]")
+        )
+        return dict.fromkeys(open_names, "FAILED") | packages[0].parsed(log_parser, spec.version, log)
 
     _grading.PARSER_REGISTRY[log_parser] = parse
     return True

@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
+from workers.images.names import parse_name
 from workers.tasksets.rows import Fields, read_rows
 
 Row = dict[str, Any]
@@ -43,8 +44,14 @@ def instance_id(fields: Fields) -> str:
 
 def named_image(fields: Fields) -> str:
     """The image that the row names, which has precedence over any rule for names; "" if it names none. Raises ValueError."""
-    names = (fields.optional_text(column).strip() for column in IMAGE_COLUMNS)
-    return next((name for name in names if name), "")
+    for column in IMAGE_COLUMNS:
+        if name := fields.optional_text(column).strip():
+            try:
+                parse_name(name)
+            except ValueError as error:
+                raise fields.refusal(column, str(error)) from error
+            return name
+    return ""
 
 
 def named_workdir(fields: Fields, default: str) -> str:

@@ -159,9 +159,10 @@ def _problem(fields: Fields) -> str:
         return given
     found: Any = fields.value("resolved_issues")
     if isinstance(found, Mapping):
-        columns = cast(Mapping[str, list[Any]], found)
-        pairs = zip(columns.get("title", []), columns.get("body", []), strict=False)
-        found = [{"title": title, "body": body} for title, body in pairs]
+        columns = [cast(Mapping[str, Any], found).get(part) for part in ("title", "body")]
+        if not all(isinstance(column, list) for column in columns):
+            raise fields.refusal("resolved_issues", "title and body must be lists of the same length")
+        found = [{"title": title, "body": body} for title, body in zip(*columns, strict=False)]
     if not isinstance(found, Sequence) or not all(
         isinstance(one, Mapping) for one in cast(Sequence[Any], found)
     ):

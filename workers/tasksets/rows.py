@@ -98,7 +98,7 @@ class Fields:
             return None
         try:
             return json.loads(value)
-        except ValueError as not_json:
+        except (ValueError, RecursionError) as not_json:
             try:
                 return ast.literal_eval(value.strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -208,7 +208,7 @@ def _lines(path: Path) -> list[Fields]:
 def _line(where: str, line: bytes) -> Fields:
     try:
         return _record(where, json.loads(line.decode()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Fields(where, {}, broken=f"not JSON: {error}")
 
 
@@ -222,7 +222,7 @@ def _json(path: Path, split: str | None) -> list[Fields]:
     """Reads a list of rows, an object with a list of rows for each split, or the answer of a dataset server."""
     try:
         value: Any = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error} (one record a line is called .jsonl)") from error
     by_name = cast(dict[str, Any], value) if isinstance(value, dict) else {}
     if _is_answer(by_name.get("rows")):
@@ -292,7 +292,7 @@ def _saved(directory: Path) -> list[Fields]:
 def _object(file: Path) -> dict[str, Any]:
     try:
         value: Any = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a JSON file: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{file}: must be a JSON object")

@@ -4,7 +4,8 @@ The published way fetches a branch for each task when it is played. Here the pat
 and nothing is fetched. A test that is missing from the log counts as failed.
 
 Names of pytest's tests say their files: the agent's container lacks those of tests that the bug breaks, the grader's container has them.
-Repositories in other languages are run as the swesmith package's profile says. Their names of tests say no file: the agent sees all tests.
+Repositories in other languages are run as the swesmith package's profile says. Few of their names of tests say a file: the agent sees all
+tests.
 """
 
 import re
@@ -26,15 +27,16 @@ OWNER = "swebench"
 AS_BUILT = "swesmith."  # prefix of the names of images that SWE-smith builds, before they have a publisher
 
 _INSTANCE_ID = re.compile(r"(?P<owner>.+?)__(?P<repo>.+)\.(?P<commit>[0-9a-f]{8})\.[^.]+")
-_PYTEST_ID = re.compile(r"[^:\s][^:]*\.py::.+", re.DOTALL)
+_PYTEST_ID = re.compile(r"[^:\s/-][^:\0]*\.py::[^\0]+", re.DOTALL)
 _EVAL_SCRIPT = """#!/bin/bash
 cd {workdir}
 {commands}
 echo '{end}'
 """
+# The last line of a name counts: pytest prints outcomes in the order of these letters, failures last.
 _PYTEST = """[ -f /opt/miniconda3/bin/activate ] && source /opt/miniconda3/bin/activate && conda activate testbed
 echo '{start}'
-pytest --disable-warnings --color=no --tb=no -rfEsxXp {files}"""
+pytest --disable-warnings --color=no --tb=no -rpsxXEf {files}"""
 _OF_PROFILE = """echo '{start}'
 (
 {command}
@@ -46,6 +48,10 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
     fail_to_pass, pass_to_pass = fields.strings("FAIL_TO_PASS"), fields.strings("PASS_TO_PASS")
     if not fail_to_pass:
         raise fields.refusal("FAIL_TO_PASS", "empty: the bug breaks no test")
+    for name, tests in (("FAIL_TO_PASS", fail_to_pass), ("PASS_TO_PASS", pass_to_pass)):
+        if not all(tests):
+            raise fields.refusal(name, "a test has no name")
+    bug = diff_in(fields, "patch")
     repository = fields.text("instance_id").rpartition(".")[0]
     log_parser = f"{swe_smith.PREFIX}{repository}"
     if swe_smith.is_parser(log_parser):
@@ -56,7 +62,6 @@ def task_of(fields: Fields) -> tuple[Task, Gold]:
         files = tuple(dict.fromkeys((*hidden, *_files(fields, "PASS_TO_PASS", pass_to_pass))))
         commands = _PYTEST.format(start=START_MARK, files=shlex.join(files))
         log_parser = "parse_log_pytest"
-    bug = diff_in(fields, "patch")
     task = Task(
         id=f"swe-smith:{fields.text('instance_id')}",
         repo=fields.text("repo"),
@@ -112,7 +117,7 @@ def _command(fields: Fields, repository: str) -> str:
 
 def _files(fields: Fields, name: str, tests: tuple[str, ...]) -> tuple[str, ...]:
     for test in tests:
-        if not _PYTEST_ID.fullmatch(test) or test.startswith("/") or ".." in test.split("::")[0].split("/"):
+        if not _PYTEST_ID.fullmatch(test) or {"..", ".git"}.intersection(test.split("::")[0].split("/")):
             raise fields.refusal(
                 name,
                 f"{test!r} names no test file (path.py::name), and swesmith has no profile in another language for instance_id",

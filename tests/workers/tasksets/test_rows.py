@@ -112,7 +112,7 @@ def test_a_row_is_named_by_file_and_number(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_object_is_refused_when_it_is_used_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"a": "x"}\n{"a"\n[1]\n"\xff"\n{"a": "y"}')
+    path.write_bytes(b'{"a": "x"}\n{"a"\n[1]\n"\xff"\n' + b"[" * 100_000 + b'\n{"a": "y"}')
     first, *broken, last = read_rows(path)
     assert (first.text("a"), last.text("a")) == ("x", "y")
     for number, row in enumerate(broken, 2):

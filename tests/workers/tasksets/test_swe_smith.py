@@ -67,7 +67,7 @@ def test_tests_that_the_bug_breaks_are_hidden_and_all_are_protected() -> None:
     assert isinstance(verdict, SwebenchLog)
     assert task.hidden_paths == ("tests/test_lengths.py",)
     assert verdict.protected_paths == ("tests/test_lengths.py", "tests/test_other.py")
-    assert "-rfEsxXp tests/test_lengths.py tests/test_other.py\n" in verdict.eval_script
+    assert "-rpsxXEf tests/test_lengths.py tests/test_other.py\n" in verdict.eval_script
     assert (task.id, task.workdir, task.base_commit) == (
         "swe-smith:acme__units.a1b2c3d4.func_basic__k3j2h1g0",
         "/testbed",
@@ -78,7 +78,7 @@ def test_tests_that_the_bug_breaks_are_hidden_and_all_are_protected() -> None:
 
 def test_names_with_spaces_reach_pytest_whole() -> None:
     verdict = log_verdict(row(FAIL_TO_PASS=["tests/a b's.py::test"], PASS_TO_PASS=[]))
-    assert """-rfEsxXp 'tests/a b'"'"'s.py'\n""" in verdict.eval_script
+    assert """-rpsxXEf 'tests/a b'"'"'s.py'\n""" in verdict.eval_script
 
 
 def test_the_script_is_one_that_swebench_can_judge_and_a_missing_test_fails() -> None:
@@ -117,6 +117,8 @@ def test_a_row_in_another_language_is_run_as_the_packages_profile_says() -> None
         ("rayon-rs__rayon.5b4eb339", "test a::b ... ok\ntest c ... FAILED\n", {"a::b": "PASSED", "c": "FAILED"}),
         ("jqlang__jq.b9e19de7", "PASS: tests/jqtest\nFAIL: tests/mantest\n", {"tests/jqtest": "PASSED", "tests/mantest": "FAILED"}),
         ("hapijs__joi.481e270e", "  ✔ 1) any is any (3 ms)\n", {"1) any is any": "PASSED"}),
+        ("google__gson.dd2fe59c", "[INFO] testA -- Time elapsed: 0.1 s\n[ERROR] testB -- Time elapsed: 0.1 s <<< ERROR!\n", {"testA": "PASSED", "testB": "FAILED"}),
+        ("google__gson.dd2fe59c", "testA(com.Bar)  Time elapsed: 0.1 sec\ntestB(com.Bar)  Time elapsed: 0.1 sec  <<< FAILURE!\n", {"com.Bar.testA": "PASSED", "com.Bar.testB": "FAILED"}),
     ],
 )  # fmt: skip
 def test_a_log_is_read_by_the_repositorys_parser(repository: str, log: str, read: dict[str, str]) -> None:
@@ -128,12 +130,28 @@ def test_a_log_is_read_by_the_repositorys_parser(repository: str, log: str, read
     [
         ("jquery__jquery.c28c26ae", "the profile of jquery__jquery.c28c26ae fails: name 'parse_log_qunit'"),
         ("google__draco.b91aa918", "the command of google__draco.b91aa918, .* does not build what it tests"),
+        ("keepassxreboot__keepassxc.5bd42c47", "the command of keepassxreboot__keepassxc.5bd42c47, .* does not build what it tests"),
+        ("LibreSprite__LibreSprite.85ced3b6", "the command of LibreSprite__LibreSprite.85ced3b6, .* runs no tests"),
         ("valkey-io__valkey.fc7c04e4", "the command of valkey-io__valkey.fc7c04e4, .* does not build what it tests"),
     ],
 )  # fmt: skip
 def test_a_profile_that_cannot_grade_is_refused(repository: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"instance_id: {message}"):
         task_of(row(**{**OF_GO, "instance_id": f"{repository}.x"}))
+
+
+def test_a_test_that_did_not_run_is_no_other_test_whose_name_begins_like_it() -> None:
+    log = ">>>>> Start Test Output\n  ✔ parses [ and ] (3 ms)\n>>>>> End Test Output\n>>>>> Test Exit Code: 0\n"
+    verdict = SwebenchLog(
+        eval_script=">>>>> End Test Output",
+        log_parser="swesmith:hapijs__joi.481e270e",
+        fail_to_pass=("parses [",),
+        pass_to_pass=("parses [ and ]",),
+        repo="hapijs/joi",
+    )
+    found = swebench_rules.report(verdict, "id", log)
+    assert (found.fail_to_pass.passed, found.pass_to_pass.passed) == (0, 1)
+    assert found.tests == {"parses [": "FAILED", "parses [ and ]": "PASSED"}
 
 
 def test_the_packages_import_leaves_no_empty_module_behind() -> None:
@@ -187,6 +205,12 @@ def test_a_repository_with_dots_and_capitals_has_an_image_by_rule_too() -> None:
         ({"FAIL_TO_PASS": ["test_a (tornado.test.web.WebTest)"]}, "FAIL_TO_PASS: .* names no test file"),
         ({"FAIL_TO_PASS": ["../dev/test.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
         ({"FAIL_TO_PASS": ["/dev/test.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"FAIL_TO_PASS": ["--ignore=x.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"FAIL_TO_PASS": [".git/a.py::test"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({"FAIL_TO_PASS": ["a.py::test\0"]}, "FAIL_TO_PASS: .* names no test file"),
+        ({**OF_GO, "PASS_TO_PASS": [""]}, "PASS_TO_PASS: a test has no name"),
+        ({"image_name": "--privileged"}, "image_name: image '--privileged'"),
+        ({"PASS_TO_PASS": "[" * 100_000}, "PASS_TO_PASS: neither JSON nor"),
         ({"PASS_TO_PASS": ["a.py::b", "c"]}, "PASS_TO_PASS: 'c' names no test file"),
         ({"image_name": "", "instance_id": "acme"}, "image_name: absent, and instance_id is not"),
         ({"image_name": 5}, "image_name: must be a string"),
