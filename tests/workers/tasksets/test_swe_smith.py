@@ -19,6 +19,7 @@ from workers.tasksets.rows import Fields, read_rows
 from workers.tasksets.swe_smith import task_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
+GSON = "google__gson.dd2fe59c"
 TESTS = ("tests/test_lengths.py::test_longest_of_nothing",)
 # A Go repository whose working code is the fix of the scene.
 OF_GO: dict[str, Any] = {
@@ -117,8 +118,8 @@ def test_a_row_in_another_language_is_run_as_the_packages_profile_says() -> None
         ("rayon-rs__rayon.5b4eb339", "test a::b ... ok\ntest c ... FAILED\n", {"a::b": "PASSED", "c": "FAILED"}),
         ("jqlang__jq.b9e19de7", "PASS: tests/jqtest\nFAIL: tests/mantest\n", {"tests/jqtest": "PASSED", "tests/mantest": "FAILED"}),
         ("hapijs__joi.481e270e", "  ✔ 1) any is any (3 ms)\n", {"1) any is any": "PASSED"}),
-        ("google__gson.dd2fe59c", "[INFO] testA -- Time elapsed: 0.1 s\n[ERROR] testB -- Time elapsed: 0.1 s <<< ERROR!\n", {"testA": "PASSED", "testB": "FAILED"}),
-        ("google__gson.dd2fe59c", "testA(com.Bar)  Time elapsed: 0.1 sec\ntestB(com.Bar)  Time elapsed: 0.1 sec  <<< FAILURE!\n", {"com.Bar.testA": "PASSED", "com.Bar.testB": "FAILED"}),
+        (GSON, "[INFO] a -- Time elapsed: 0.1 s\n[ERROR] b -- Time elapsed: 0.1 s <<< ERROR!\n", {"a": "PASSED", "b": "FAILED"}),
+        (GSON, "a(c.D)  Time elapsed: 0 sec\nb(c.D)  Time elapsed: 0 sec  <<< FAILURE!\n", {"c.D.a": "PASSED", "c.D.b": "FAILED"}),
     ],
 )  # fmt: skip
 def test_a_log_is_read_by_the_repositorys_parser(repository: str, log: str, read: dict[str, str]) -> None:

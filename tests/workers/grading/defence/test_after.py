@@ -74,6 +74,14 @@ def test_what_the_witness_saw_otherwise_is_not_borne_out(names: list[str], why: 
     assert unconfirmed(names, runs()) == why
 
 
+@pytest.mark.parametrize(("status", "why"), [("FAILED", "failed"), ("SKIPPED", "was skipped")])
+def test_a_log_cannot_claim_what_the_witness_saw_otherwise(status: str, why: str) -> None:
+    for name in ("tests/t.py::test_x", "test_x (tests.t.Test)"):
+        saw = seen(runs(0, **{name: status}))
+        assert disagreement({name: "PASSED"}, saw) == f"{name} {why}"
+        assert disagreement({name: "SKIPPED"}, saw) is None
+
+
 def test_of_a_run_that_was_broken_off_only_what_it_saw_pass_is_borne_out() -> None:
     broken = runs(2, **{"tests/t.py::test_x": "PASSED"})
     assert unconfirmed(["tests/t.py::test_x", "adds two numbers"], broken) is None
