@@ -2,6 +2,7 @@
 used, by length, repository, difficulty and outcome.
 """
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -153,7 +154,7 @@ def _is_within(version: int | None, first: int, last: int) -> bool:
 
 
 TRAINED = "trained"
-_DIFFICULTIES = ((0.0, "never solved"), (0.25, "rarely"), (0.75, "sometimes"), (0.999, "often"))
+_DIFFICULTIES = ((0.0, "never solved"), (0.25, "rarely"), (0.75, "sometimes"), (math.nextafter(1, 0), "often"))
 _UNKNOWN = "not known"
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from pipeline.task import Calibration
 from tests.workers.contradictions import changing
-from workers.grading.controls.drawing import Outcomes, outcomes, shortfall, strays, survivors
+from workers.grading.controls.drawing import Outcomes, outcomes, shortfall, strays, survivors, unsteady
 from workers.grading.defence.witness import End, WitnessedRun
 
 CALIBRATION = Calibration(passing=("a", "b"), witnessed=True)
@@ -44,6 +44,16 @@ def test_what_the_known_fix_changed_of_the_runner_too_does_not_count() -> None:
     why = "the test runner was changed otherwise than with the known fix: pytest.raises"
     assert shortfall(changed, Calibration(passing=("a",), witnessed=True, replaced=("open", "x"))) == why
     assert shortfall(changed, Calibration(witnessed=True, replaced=("open", "pytest.raises"))) is None
+
+
+def test_a_few_tests_that_do_not_need_the_fix_may_have_failed_by_chance_if_those_that_need_it_passed() -> None:
+    known = Calibration(passing=tuple("abcdef"), needing_fix=("a", "b"))
+    fixed = dict.fromkeys("abcdef", "PASSED")
+    assert unsteady(run(**fixed), known) == []
+    assert unsteady(run(**fixed | {"d": "FAILED", "f": ""}), known) == ["d", "f"]
+    assert unsteady(run(**fixed | dict.fromkeys("cdef", "FAILED")), known) == []
+    assert unsteady(run(**fixed | {"b": "FAILED", "d": "FAILED"}), known) == []
+    assert unsteady(run(**fixed | {"d": "FAILED"}), replace(known, needing_fix=())) == []
 
 
 AB = changing("t.py", 0, "4", "5", "a", "b")
