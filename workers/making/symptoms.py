@@ -89,7 +89,7 @@ def example_of(
     output = _cleaned(f"{failure.exception}: {failure.message}" if failure.message else failure.exception)
     is_short = len(code) <= MOST_CODE_CHARS and code.count("\n") < MOST_CODE_LINES
     code = "\n".join([*imports, code])
-    if not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
+    if not shown or not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
         return None
     is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1].path == path
     return Example(code, called, "" if is_noticed else failure.exception, output)

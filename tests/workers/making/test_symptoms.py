@@ -148,6 +148,10 @@ def test_parameters_of_a_test_have_their_values() -> None:
     [
         ("def test_order():\n    assert other(1)", WRONG),
         ("def test_order():\n    if order(1):\n        pass", WRONG),
+        (
+            "def test_order():\n    @order\n    def way(): pass",
+            Failure("OSError", "", (RaisedIn("shop.py", 3, "order"),)),
+        ),
         ("def test_order():\n    assert order(test_order)", WRONG),
         ("def test_order():\n    assert order(1)", Failure("OSError", f"in {PATH}, line 2")),
         ("def test_order():\n    assert order(1)", Failure("OSError", "in test_order")),
