@@ -33,7 +33,8 @@ async def taken(pool: ArqRedis, worker: str = "host/1", **fields: object) -> Cla
 async def lapse(pool: ArqRedis, claim: Claim) -> None:
     """The worker dies and time passes: its lease is gone, and it is due again."""
     await pool.delete(keys.lease(claim.request.id))
-    await pool.zadd(keys.queue(), {claim.request.id: time.time() * 1000})
+    # Whole milliseconds, as Redis counts them: a part of one would be due in the next.
+    await pool.zadd(keys.queue(), {claim.request.id: int(time.time() * 1000)})
 
 
 async def dead_lettered(pool: ArqRedis) -> Claim:
