@@ -520,8 +520,8 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
 }
 
-EQUIVALENT = ("an answered request may be called lost",)
-"""RE_ENQUEUE leaves answered requests alone, so this changes nothing."""
+EQUIVALENT = ("an answered request may be called lost", "Adam's second moment decays as the first")
+"""RE_ENQUEUE leaves answered requests alone, and each update sets Adam's numbers again, so these change nothing."""
 
 
 def caught_by(mutant: Mutant, copy: Path) -> str:
