@@ -309,7 +309,7 @@ def run(suite: str, paths: Sequence[str], records: Path = ROOT / ".run/suite") -
 
 # -- The tests of a change -------------------------------------------------------------------------------------------------------------
 
-# Tests that read all files, and those that no import leads to.
+# Tests that read all files, so that no import leads from a changed file to them.
 ALWAYS = ("tests/test_layers.py", "tests/test_rules.py", "tests/pipeline/test_settings.py", "tests/workers/test_scripts.py")
 PAGES = "tests/docs"
 

@@ -54,8 +54,8 @@ def command(repository: str, row: Mapping[str, object]) -> str:
 
 
 def parsed(log_parser: str, _version: str, log: str) -> dict[str, str]:
-    """Status by name, as the parser of the name `log_parser`, "swesmith:OWNER__REPO.COMMIT", reads a log, but that a test of surefire's
-    that failed or ended with an exception is never a pass. Raises NotInPackage.
+    """Status by name, as the parser of the name `log_parser`, "swesmith:OWNER__REPO.COMMIT", reads a log. A test that failed or ended with
+    an exception in a log of surefire is FAILED, whatever the parser says. Raises NotInPackage.
     """
     statuses = dict(_profile(log_parser.removeprefix(PREFIX)).log_parser(log))
     for line in log.split("\n"):

@@ -77,7 +77,7 @@ def _register(log_parser: str) -> bool:
         return False
 
     def parse(log: str, spec: Any) -> dict[str, str]:
-        # Names are never cut in these packages, so one with an open bracket is that of no other test.
+        # swebench takes a missing name with an open bracket for a cut one, and a longer name for its test. These packages cut no names.
         open_names = (
             name for name in (*spec.FAIL_TO_PASS, *spec.PASS_TO_PASS) if name.count("[") > name.count("]")
         )

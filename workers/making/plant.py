@@ -3,8 +3,8 @@
 All tests run once, to learn which functions each of them reaches. Then small changes of these functions are tried, in an order that the
 seed decides, each with the tests that reach it. Where some tests fail and others pass, the change becomes a task: its base is the
 repository with the bug and without the files of the failing tests, which are the hidden tests; the known fix takes the bug back; the
-problem shows a call that fails. From there on it goes the way of the tasks of `from_git.py`. Exit status: 0 done; 1 some bugs could not be
-tried because of the infrastructure; 2 misuse, with what to change.
+problem shows a call that fails. From there on it goes the way of the tasks of `from_git.py`. Exit status: 0 done; 1 fewer tasks than
+`--most` because of the infrastructure; 2 misuse, with what to change.
 """
 
 import argparse

@@ -151,8 +151,7 @@ class Planter:
             replace_file(path, lambda partial: partial.write_bytes(report))
         self._run = read_report(path.read_bytes())
         for test in sorted(self._run.tests.values(), key=lambda test: (len(test.reached), test.name)):
-            is_module = is_placed_as_test(test.path) and TEST_MODULE.fullmatch(test.path)
-            if test.outcome == "passed" and is_module and test.path in self._files:
+            if test.outcome == "passed" and _can_be_hidden(test.path) and test.path in self._files:
                 for place in test.reached:
                     self._tests[place].append(test)
         if not self._tests:
@@ -270,23 +269,23 @@ class Planter:
         bugs = await asyncio.to_thread(self.tidied, plan)
         if bugs is None:
             return Fallen("means the same or does not parse")
-        chosen: list[RanTest] = []
+        noticing: list[RanTest] = []
         for some in [*([bug] for bug in bugs if len(bugs) > 1), bugs]:
-            chosen = await self._failing(bench, some, tests)
-            if not chosen:
+            noticing = await self._failing(bench, some, tests)
+            if not noticing:
                 return Fallen("no test notices it")
-            if any(test.failure and test.failure.exception in _UNDEFINED for test in chosen):
+            if any(test.failure and test.failure.exception in _UNDEFINED for test in noticing):
                 return Fallen("leaves a name without a value")
-        if (plan.functions, _names(chosen)) in self._seen:
-            return FailingTests(tuple(chosen), tuple(chosen))
+        if (plan.functions, _names(noticing)) in self._seen:
+            return FailingTests(tuple(noticing), tuple(noticing))
         # A fixture that tests share reaches a function in the first of them alone, so all tests are run before some are hidden.
         passing = [test for test in self._run.tests.values() if test.outcome == "passed"]
         failing = await self._failing(bench, bugs, passing)
         if len(failing) == len(passing):
             return Fallen("no test passes with it")
-        if not {*_names(chosen)} <= {*_names(failing)}:
+        if not {*_names(noticing)} <= {*_names(failing)}:
             return Fallen("its tests fail in one run and pass in another")
-        return FailingTests(tuple(chosen), tuple(failing))
+        return FailingTests(tuple(noticing), tuple(failing))
 
     async def _failing(
         self, bench: TestBench, bugs: Sequence[PlantedBug], tests: Sequence[RanTest]
@@ -351,9 +350,7 @@ class Planter:
     def _with_problem(self, one: TaskCandidate, plan: BugPlan, noticed: FailingTests) -> TaskCandidate:
         """Raises Fallen, GitError."""
         stages, hidden = self.stages, sorted({test.path for test in noticed.all})
-        if strange := [
-            path for path in hidden if not (is_placed_as_test(path) and TEST_MODULE.fullmatch(path))
-        ]:
+        if strange := [path for path in hidden if not _can_be_hidden(path)]:
             raise Fallen("fails a test that cannot be hidden", strange[0])
         base = self._base(self.tidied(plan) or [], hidden)
         split = split_of(stages.history, Fix(base, self.commit, ()), max_files=stages.options.max_files)
@@ -397,6 +394,11 @@ class Planter:
         return (
             example_of(test.failure, test.name, test.path, file, callables) if test.failure and file else None
         )
+
+
+def _can_be_hidden(path: str) -> bool:
+    """Whether the file is a test module by its name, which an eval script can run."""
+    return is_placed_as_test(path) and TEST_MODULE.fullmatch(path) is not None
 
 
 def _names(tests: Iterable[RanTest]) -> tuple[str, ...]:

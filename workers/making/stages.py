@@ -165,7 +165,7 @@ def run_stages(
     make: Callable[["Stages"], bool],
 ) -> int:
     """Makes the tasks in DIR, or reports on them, and returns the exit status. `make` finds candidates, takes them through the stages, and
-    returns whether the infrastructure has to be mended for what is missing.
+    returns whether something is missing because the infrastructure failed.
 
     Raises ValueError, OSError.
     """

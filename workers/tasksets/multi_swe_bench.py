@@ -159,10 +159,10 @@ def _problem(fields: Fields) -> str:
         return given
     found: Any = fields.value("resolved_issues")
     if isinstance(found, Mapping):
-        columns = [cast(Mapping[str, Any], found).get(part) for part in ("title", "body")]
-        if not all(isinstance(column, list) for column in columns):
+        columns: list[Any] = [cast(Mapping[str, Any], found).get(part) for part in ("title", "body")]
+        if not all(isinstance(column, list) for column in columns) or len({*map(len, columns)}) > 1:
             raise fields.refusal("resolved_issues", "title and body must be lists of the same length")
-        found = [{"title": title, "body": body} for title, body in zip(*columns, strict=False)]
+        found = [{"title": title, "body": body} for title, body in zip(*columns, strict=True)]
     if not isinstance(found, Sequence) or not all(
         isinstance(one, Mapping) for one in cast(Sequence[Any], found)
     ):

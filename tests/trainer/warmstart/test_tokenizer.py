@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -31,13 +32,19 @@ def test_every_word_of_the_family_is_one_token() -> None:
     assert padded_vocabulary_size(tokenizer) % 64 == 0
 
 
-def test_transformers_reads_the_same_tokens_and_template(
-    tmp_path: Path, lesson: list[EpisodeMessage]
-) -> None:
-    tokenizer = build_tokenizer()
-    save_tokenizer(tokenizer, tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    chat = [{"role": message.role, "content": message.content} for message in lesson]
+@pytest.fixture
+def loaded(tmp_path: Path) -> Any:
+    """The tokenizer as transformers reads it from a directory."""
+    save_tokenizer(build_tokenizer(), tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def chat_of(lesson: list[EpisodeMessage]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in lesson]
+
+
+def test_transformers_reads_the_same_tokens_and_template(loaded: Any, lesson: list[EpisodeMessage]) -> None:
+    tokenizer, chat = build_tokenizer(), chat_of(lesson)
     text = "".join(message.rendered() for message in lesson)
     assert loaded.apply_chat_template(chat, tokenize=False) == text
     assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text).ids
@@ -46,12 +53,9 @@ def test_transformers_reads_the_same_tokens_and_template(
 
 
 def test_a_longer_conversation_starts_with_the_shorter_ones_tokens(
-    tmp_path: Path, lesson: list[EpisodeMessage]
+    loaded: Any, lesson: list[EpisodeMessage]
 ) -> None:
-    tokenizer = build_tokenizer()
-    save_tokenizer(tokenizer, tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    chat = [{"role": message.role, "content": message.content} for message in lesson]
+    tokenizer, chat = build_tokenizer(), chat_of(lesson)
     turns = [n for n, message in enumerate(lesson) if message.role == "assistant"]
     whole = tokenizer.encode(loaded.apply_chat_template(chat, tokenize=False)).ids
     for turn in turns:

@@ -123,6 +123,7 @@ def test_a_log_is_read_by_the_parser_of_the_pull_request() -> None:
         ({"base": {}}, "base: sha must be the commit before the pull request, is None"),
         ({"resolved_issues": []}, "resolved_issues: says nothing"),
         ({"resolved_issues": {"title": None, "body": ["x"]}}, "resolved_issues: title and body must be lists"),
+        ({"resolved_issues": {"title": ["x", "y"], "body": ["x"]}}, "resolved_issues: title and body must be lists"),
         ({"resolved_issues": "none"}, "resolved_issues: must be a list of issues"),
         ({"f2p_tests": {}}, "f2p_tests: empty"),
         ({"p2p_tests": {"name": [1]}}, "p2p_tests: its names of tests must be strings"),
