@@ -326,8 +326,8 @@ def changed_paths(root: Path = ROOT) -> list[str]:
 
 
 def chosen_for(paths: Sequence[str], root: Path = ROOT) -> list[str]:
-    """The test files and folders for changed files: those that import a changed module, of its own package if there are any there; the
-    tests of its package if none imports it; the tests of all pages for a page.
+    """The test files and folders for changed files: those that import a changed module, if its own package has any only those of it and
+    of the packages around it; the tests of its package if none imports it; the tests of all pages for a page.
     """
     imports = {
         str(test.relative_to(root)): _imported(test) for test in sorted(root.glob("tests/**/test_*.py"))
@@ -346,8 +346,9 @@ def chosen_for(paths: Sequence[str], root: Path = ROOT) -> list[str]:
         folder = f"tests/{path.rpartition('/')[0].removeprefix('tests/')}/"
         if path.endswith("conftest.py"):
             found = [test for test in imports if test.startswith(f"{path.rpartition('/')[0]}/")]
-        near = [test for test in found if test.startswith(folder)]
-        chosen |= dict.fromkeys(near or found or ([folder] if (root / folder).is_dir() else []))
+        own = [test for test in found if test.startswith(folder)]
+        around = [test for test in found if folder.startswith(f"{test.rpartition('/')[0]}/")]
+        chosen |= dict.fromkeys([*(own or found), *around] or ([folder] if (root / folder).is_dir() else []))
     return list(chosen)
 
 

@@ -148,9 +148,14 @@ def test_no_package_has_fewer_quick_tests_than_its_page_says(request: pytest.Fix
     [
         (["workers/claim.py"], ["tests/workers/test_claim.py"]),
         (["workers/claims/__init__.py"], ["tests/journeys/test_all.py"]),
+        (["workers/limits/memory.py"], ["tests/workers/limits/test_memory.py", "tests/workers/test_limits.py"]),
+        (["workers/limits/time.py"], ["tests/journeys/test_all.py", "tests/workers/test_limits.py"]),
         (["tests/workers/test_claim.py", "README.md"], ["tests/workers/test_claim.py", "tests/docs"]),
         (["tests/workers/claims.py"], ["tests/workers/test_claim.py"]),
-        (["tests/workers/conftest.py"], ["tests/workers/test_claim.py", "tests/workers/test_limits.py"]),
+        (
+            ["tests/workers/conftest.py"],
+            ["tests/workers/limits/test_memory.py", "tests/workers/test_claim.py", "tests/workers/test_limits.py"],
+        ),
         (["workers/unnamed.py"], ["tests/workers/"]),
         (["Makefile", "infra/unnamed.py"], []),
     ],
@@ -160,8 +165,11 @@ def test_the_tests_of_a_change_import_what_changed(
 ) -> None:
     files = {
         "tests/workers/test_claim.py": "from tests.workers import claims\nfrom workers.claim import Claim\n",
-        "tests/workers/test_limits.py": "import workers.limits\n",
-        "tests/journeys/test_all.py": "from workers import claims\nfrom workers.claim import Claim\n",
+        "tests/workers/test_limits.py": "import workers.limits.memory\nimport workers.limits.time\n",
+        "tests/workers/limits/test_memory.py": "from workers.limits import memory\n",
+        "tests/journeys/test_all.py": (
+            "from workers import claims\nfrom workers.claim import Claim\nfrom workers.limits import memory, time\n"
+        ),
     }
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

@@ -63,8 +63,11 @@ def draw(journal: Path, picture: Path, *, title: str) -> None:
     _draw_reward(reward, episodes)
     _draw_evaluations(reward, list(read(journal, EvaluationRow)), finished_at)
     _draw_steps(lag, entropy, list(read(journal, StepRow)), finished_at)
-    reward.set_title(title, loc="left", fontweight="bold")
-    reward.legend(loc="upper left", frameon=False)
+    reward.set_title(title, loc="left", fontweight="bold", pad=38)
+    # Between the title and the axes, because a curve may be anywhere in them.
+    reward.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), frameon=False, ncols=2, fontsize="small", borderaxespad=0
+    )
     entropy.set_xlabel("training episodes, in the order they finished")
     for axes in (reward, lag, entropy):
         axes.spines[["top", "right"]].set_visible(False)

@@ -133,8 +133,8 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     (
-        "tasks.train",
-        "Leave out tasks that are always or never solved: groups without a signal take slots and are thrown away.",
+        "curriculum.kind",
+        'Set it to "signal", or leave out tasks that are always or never solved: groups without a signal take slots and are thrown away.',
         lambda known: known.waited_s(BUSY) * known.dropped_share,
     ),
     (

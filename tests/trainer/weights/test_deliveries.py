@@ -209,6 +209,21 @@ async def test_without_engines_a_version_counts_as_served_when_it_is_announced(
         assert [one.version for one in run.reported] == [0]
 
 
+async def test_without_engines_a_pinned_version_counts_as_served_until_it_is_unpinned(
+    redis: Redis, tmp_path: Path
+) -> None:
+    async with RunOfWeights(redis, None, tmp_path) as run:
+        assert await run.serve(0)
+        run.deliveries.pin()
+        await run.publish(1)
+        for _ in range(2):
+            await run.another_look()
+        assert [one.version for one in run.reported] == [0]
+        run.deliveries.unpin()
+        assert await run.deliveries.settled(1)
+        assert [one.version for one in run.reported] == [0, 1]
+
+
 @pytest.mark.slow
 async def test_a_pinned_version_stays_until_it_is_unpinned(serving: Serving, run: RunOfWeights) -> None:
     assert await run.serve(0)

@@ -54,6 +54,24 @@ async def test_an_engine_that_hangs_delays_neither_the_others_nor_later_versions
         assert not fake.is_paused
 
 
+async def test_a_version_is_served_once_the_last_engine_in_routing_has_it(
+    serving: Serving, redis: Redis, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "LATE_S", FOREVER_S)
+    async with fake_engine(engines) as slow, RunOfWeights(redis, engines, tmp_path) as run:
+        assert await run.serve(0)
+        slow.answers.clear()
+        await run.publish(1)
+        while (await engines.served(serving.engine_url)).weight_version != "publishing@1":
+            await run.another_look()
+        for _ in range(2):  # the second comes after the end of the fast engine's visit
+            await run.another_look()
+        assert [one.version for one in run.reported] == [0]
+        slow.answers.set()
+        assert await run.deliveries.settled(1)
+        assert [one.version for one in run.reported] == [0, 1]
+
+
 @pytest.mark.slow
 async def test_an_engine_that_does_not_answer_within_its_deadline_is_tried_again(
     serving: Serving, redis: Redis, engines: Engines, tmp_path: Path

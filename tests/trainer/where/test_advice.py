@@ -106,7 +106,7 @@ def test_episodes_that_train_nothing_are_weighed_by_the_slots_that_they_take() -
     evaluated = known(busy, wait=50.0, trainer={"evaluation": 30.0, "other": 20.0}, evaluation_share=0.5)
     assert best(evaluated) == ("evaluation.episodes", 0.55)
     dropped = known(busy, wait=50.0, trainer={"other": 50.0}, dropped_share=0.4)
-    assert ("tasks.train", 0.2) in [(one.setting, one.gain) for one in advice_of(dropped)]
+    assert ("curriculum.kind", 0.2) in [(one.setting, one.gain) for one in advice_of(dropped)]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_the_loop_itself_does_leads_to_its_setting(part: str, setting: str)
 def test_every_piece_of_advice_was_given_above_and_what_gains_less_than_a_hundredth_is_not_said() -> None:
     given = {
         *(setting for _, setting in IDLE_CASES),
-        *("--slots", "swerve engine", "SWERVE_DOCKER_HOSTS", "swerve work", "swerve status", "tasks.train"),
+        *("--slots", "swerve engine", "SWERVE_DOCKER_HOSTS", "swerve work", "swerve status", "curriculum.kind"),
         *("--nproc-per-node", "checkpoint.every_steps", "audit.share", "--run-dir", "num_steps"),
     }
     assert {setting for setting, _, _ in RULES} == given
