@@ -18,8 +18,9 @@ from benchmarks import learner_methods
 from benchmarks.learner import SHORT, SMALL, Shape
 from benchmarks.learner_methods import Device, LearnerRun
 from benchmarks.report import Comparison, main
-from trainer.learner.architecture import read_architecture, training_flops
+from trainer.learner.architecture import training_flops
 from trainer.learner.config import LearnerConfig
+from trainer.learner.families.registry import read_architecture
 from trainer.plan.division import Division
 from trainer.plan.memory import fullest_rank
 

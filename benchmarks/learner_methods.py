@@ -35,10 +35,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trainer.batching.batch import Batch, Sample, SampledReply, SampleTokens
 from trainer.batching.packing import MicroBatch, pack
 from trainer.learner import backend, hf
-from trainer.learner.architecture import read_architecture
 from trainer.learner.attention import PackedAttention
 from trainer.learner.config import LearnerConfig, LossConfig, StepMetrics
 from trainer.learner.devices import recognise
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import to_device
 from trainer.learner.megatron import Learner
 
@@ -308,7 +308,7 @@ def _gpt_model(directory: Path) -> Any:
         rotary_base=cast(int, shape.rope_theta),
     )
     model = model.to(dtype).to(backend.device())
-    hf.read_weights(model, directory)
+    hf.read_weights(model, shape, directory)
     return model
 
 

@@ -35,8 +35,9 @@ from trainer.agent_file import (
     read_program,
     recipe_agent,
 )
-from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LossConfig
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.objectives.own import check_own
 from trainer.recipe import AdmissionRecipe, AnyRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
 from trainer.recipe.loading import about_source, source_words

@@ -33,8 +33,8 @@ from trainer.batching.batch import Batch, Sample
 from trainer.batching.collate import Overlong, make_batch
 from trainer.batching.credit import logprobs_of
 from trainer.batching.samples import AlteredReply, samples_of
-from trainer.learner.architecture import read_architecture
 from trainer.learner.config import NotFinite, StepMetrics
+from trainer.learner.families.registry import read_architecture
 from trainer.loop.checkpoints import Checkpoints
 from trainer.process import TrainerSettings
 from trainer.recipe import AdvantageKind, CreditRecipe, Recipe, differences, load_recipe

@@ -4,8 +4,8 @@ attention, which rejects packed input without TransformerEngine.
 On a GPU in half precision, one variable-length flash kernel runs over the whole pack; otherwise scaled-dot-product attention
 runs sample by sample. Either way a token attends to its own sample only, up to itself.
 
-Positions are rotary, plain or stretched by YaRN as transformers does. Megatron's own embedding, for packed input, waits for the
-device twice per layer and sample, and keeps two arrays per layer for the backward pass. Here the angles are computed once per
+Positions are rotary, plain or stretched by YaRN or as in Llama 3.1, as transformers does. Megatron's own embedding, for packed input,
+waits for the device twice per layer and sample, and keeps two arrays per layer for the backward pass. Here the angles are computed once per
 micro-batch.
 
 The context-parallel ranks of a group take consecutive parts of equal size of a micro-batch; with sequence parallelism Megatron divides each
@@ -44,7 +44,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from trainer.batching.packing import MicroBatch
 from trainer.learner import backend
-from trainer.learner.architecture import Architecture, Yarn
+from trainer.learner.architecture import Architecture, Llama3Rope, Yarn
 from trainer.learner.config import LearnerConfig
 
 
@@ -56,9 +56,15 @@ class Rotary:
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         self._frequencies = 1.0 / theta**exponents
         self._magnitude = 1.0
-        if architecture.yarn is not None:
-            self._frequencies = _stretched(self._frequencies, architecture.yarn, width=width, theta=theta)
-            self._magnitude = architecture.yarn.magnitude
+        self._query_scaling = architecture.query_scaling
+        match architecture.rope_scaling:
+            case Yarn() as yarn:
+                self._frequencies = _yarn(self._frequencies, yarn, width=width, theta=theta)
+                self._magnitude = yarn.magnitude
+            case Llama3Rope() as rope:
+                self._frequencies = _llama3(self._frequencies, rope)
+            case None:
+                pass
 
     def angles(self, positions_L: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of each position, fp32 of L x 1 x D."""
@@ -66,6 +72,14 @@ class Rotary:
         half = positions_L.float()[:, None, None] * frequencies
         whole = torch.cat([half, half], dim=-1)
         return whole.cos() * self._magnitude, whole.sin() * self._magnitude
+
+    def query_scales(self, positions_L: Tensor) -> Tensor | None:
+        """The factor of the queries of each position, fp32 of L x 1 x 1; None if the model has none."""
+        scaling = self._query_scaling
+        if scaling is None:
+            return None
+        wraps = torch.floor(positions_L / scaling.original_positions)
+        return (1 + scaling.beta * torch.log(1 + wraps))[:, None, None]
 
 
 def rotated(vectors_LHD: Tensor, cosines_L1D: Tensor, sines_L1D: Tensor) -> Tensor:
@@ -76,7 +90,7 @@ def rotated(vectors_LHD: Tensor, cosines_L1D: Tensor, sines_L1D: Tensor) -> Tens
     return turned.to(vectors_LHD.dtype)
 
 
-def _stretched(frequencies: Tensor, yarn: Yarn, *, width: int, theta: float) -> Tensor:
+def _yarn(frequencies: Tensor, yarn: Yarn, *, width: int, theta: float) -> Tensor:
     """YaRN: the factor slows down slow dimensions, leaves fast ones unchanged, and is mixed in between."""
 
     def dimension_of(num_turns: float) -> float:
@@ -92,12 +106,29 @@ def _stretched(frequencies: Tensor, yarn: Yarn, *, width: int, theta: float) -> 
     return frequencies / yarn.factor * slow + frequencies * (1 - slow)
 
 
+def _llama3(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
+    """Llama 3.1: wavelengths beyond the original positions are stretched by the factor, short ones are left unchanged, and between
+    them the two are mixed.
+    """
+    wavelengths = 2 * math.pi / frequencies
+    longest, shortest = (
+        rope.original_positions / factor for factor in (rope.low_freq_factor, rope.high_freq_factor)
+    )
+    kept = (rope.original_positions / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    mixed = (1 - kept) * frequencies / rope.factor + kept * frequencies
+    stretched = torch.where(wavelengths > longest, frequencies / rope.factor, mixed)
+    return torch.where(wavelengths < shortest, frequencies, stretched)
+
+
 @dataclass
 class Packing(PackedSeqParams):
-    """The limits of the samples in a micro-batch, and the angles of this rank's positions."""
+    """The limits of the samples in a micro-batch, and the angles of this rank's positions and the factors of its queries."""
 
     cosines_L1D: Tensor | None = None
     sines_L1D: Tensor | None = None
+    query_scales_L11: Tensor | None = None
 
 
 class PackedAttention(MegatronModule):
@@ -195,6 +226,17 @@ class PackedAttention(MegatronModule):
 class RotaryAttention(PackedAttention):
     """Attention after rotating queries and keys by their positions. Megatron is configured not to rotate them."""
 
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        *args: Any,
+        architecture: Architecture,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(config, layer_number, *args, **kwargs)
+        self._is_rotary = layer_number - 1 not in architecture.unrotated_layers
+
     def forward(
         self,
         query_LHD: Tensor,
@@ -208,7 +250,10 @@ class RotaryAttention(PackedAttention):
         cosines_L1D, sines_L1D = packed_seq_params.cosines_L1D, packed_seq_params.sines_L1D
         assert cosines_L1D is not None
         assert sines_L1D is not None
-        query_LHD, key_LHD = (rotated(x, cosines_L1D, sines_L1D) for x in (query_LHD, key_LHD))
+        if self._is_rotary:
+            query_LHD, key_LHD = (rotated(x, cosines_L1D, sines_L1D) for x in (query_LHD, key_LHD))
+        if packed_seq_params.query_scales_L11 is not None:
+            query_LHD = query_LHD * packed_seq_params.query_scales_L11.to(query_LHD.dtype)
         return super().forward(query_LHD, key_LHD, value_LHD, attention_mask, packed_seq_params)
 
 
@@ -260,7 +305,8 @@ class Positions:
             boundaries = np.append(boundaries, np.int32(padded))
         longest = int(np.diff(boundaries).max())
         on_device = torch.from_numpy(boundaries).to(backend.device())
-        cosines_L1D, sines_L1D = self._rotary.angles(self.mine(microbatch.positions_P))
+        positions_L = self.mine(microbatch.positions_P)
+        cosines_L1D, sines_L1D = self._rotary.angles(positions_L)
         return Packing(
             qkv_format="thd",
             cu_seqlens_q=on_device,
@@ -269,6 +315,7 @@ class Positions:
             max_seqlen_kv=longest,
             cosines_L1D=cosines_L1D,
             sines_L1D=sines_L1D,
+            query_scales_L11=self._rotary.query_scales(positions_L),
         )
 
     def _padded(self, num_positions: int) -> int:

@@ -29,9 +29,10 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
 from trainer.learner import backend, checkpoint, directories, hf
-from trainer.learner.architecture import read_architecture
+from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig
-from trainer.learner.hf import INDEX_FILE, SINGLE_FILE, join, origins
+from trainer.learner.families.registry import read_architecture
+from trainer.learner.hf import INDEX_FILE, SINGLE_FILE
 from trainer.learner.lora import SUFFIX, adapters
 from trainer.learner.model import build_model
 
@@ -107,24 +108,23 @@ class _File:
     parts: tuple[_Names, ...]
 
 
-def weight_parts(model: GPTModel, *, vocab_size: int) -> list[Part]:
+def weight_parts(model: GPTModel, architecture: Architecture) -> list[Part]:
     """All weights that this rank holds."""
-    table, adapted = origins(model), dict(adapters(model))
+    table, adapted = hf.parameters(model, architecture), dict(adapters(model))
     parts = []
-    for name, parameter in model.named_parameters():
+    for name, values in model.named_parameters():
         if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
             continue  # the first stage holds the same matrix
         if SUFFIX in name:
             continue  # merged into the weight that it changes
-        origin = table[name]
-        adapter = adapted.get(name)
+        parameter, adapter = table[name], adapted.get(name)
         parts.append(
             Part(
-                names=origin.names,
-                like=parameter,
-                read=parameter.detach if adapter is None else functools.partial(adapter.merged, parameter),
-                is_divided=origin.is_divided,
-                join=lambda pieces, origin=origin: join(model, origin, pieces, vocab_size=vocab_size),
+                names=parameter.origins,
+                like=values,
+                read=values.detach if adapter is None else functools.partial(adapter.merged, values),
+                is_divided=parameter.is_divided,
+                join=lambda pieces, parameter=parameter: hf.join(parameter, pieces, architecture),
             )
         )
     return parts
@@ -294,9 +294,10 @@ def copy_description(source: Path, directory: Path, dtype: torch.dtype) -> None:
 
 def to_checkpoint(source: Path, target: Path, config: LearnerConfig) -> None:
     """Write the weights of a Hugging Face directory as a checkpoint of step 0. Collective."""
-    model = _build(source, config)
+    architecture = read_architecture(source)
+    model = _build(architecture, config)
     with backend.device_scope():
-        hf.read_weights(model, source)
+        hf.read_weights(model, architecture, source)
         model.to(backend.device())
         checkpoint.begin_checkpoint(target, model, None, steps=0, extra=b"").finish()
 
@@ -306,19 +307,20 @@ def to_hugging_face(source: Path, target: Path, config: LearnerConfig, *, model_
 
     The weights keep the type that they have in the checkpoint.
     """
-    model = _build(model_directory, config)
+    architecture = read_architecture(model_directory)
+    model = _build(architecture, config)
     dtype = checkpoint.weights_dtype_in(source)
     with backend.device_scope():
         model.to(device=backend.device(), dtype=dtype)
         checkpoint.read_weights(source, model)
     exporter = Exporter(
-        weight_parts(model, vocab_size=read_architecture(model_directory).vocab_size),
+        weight_parts(model, architecture),
         describe=lambda partial: copy_description(model_directory, partial, dtype),
     )
     exporter.write(target)
 
 
-def _build(model_directory: Path, config: LearnerConfig) -> GPTModel:
+def _build(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     backend.lay_out(
         tensor_parallel=config.tensor_parallel,
         pipeline_parallel=config.pipeline_parallel,
@@ -326,4 +328,4 @@ def _build(model_directory: Path, config: LearnerConfig) -> GPTModel:
     )
     torch.manual_seed(config.seed)
     with backend.device_scope():
-        return build_model(read_architecture(model_directory), config)
+        return build_model(architecture, config)

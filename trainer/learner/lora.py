@@ -33,8 +33,9 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 
 from trainer.learner import backend
+from trainer.learner.architecture import Architecture
 from trainer.learner.config import LoraConfig
-from trainer.learner.hf import interleave, origins
+from trainer.learner.hf import interleave, parameters
 
 SUFFIX = "_adapter"
 """The suffix that the layer's name gets to name its adapter, which is registered beside the layer."""
@@ -206,15 +207,15 @@ ADAPTER_DIRECTORY = "adapter"
 
 
 @torch.no_grad()
-def gather_adapters(model: GPTModel) -> dict[str, Tensor]:
+def gather_adapters(model: GPTModel, architecture: Architecture) -> dict[str, Tensor]:
     """All adapters by PEFT's names, on rank 0's host; empty elsewhere. Collective.
 
     Each matrix is sent once, separately and between hosts. As one object per rank, they would occupy memory on rank 0's GPU: the largest
     object's size times the number of ranks.
     """
-    table, mine = origins(model), dict[str, Tensor]()
+    table, mine = parameters(model, architecture), dict[str, Tensor]()
     for weight_name, adapter in adapters(model):
-        theirs = dict(zip(PROJECTIONS[adapter.layer_name], table[weight_name].names, strict=True))
+        theirs = dict(zip(PROJECTIONS[adapter.layer_name], table[weight_name].origins, strict=True))
         for one in adapter.projections:
             prefix = f"base_model.model.{theirs[one].removesuffix('.weight')}"
             for letter, whole in zip("AB", _whole(adapter, one), strict=True):

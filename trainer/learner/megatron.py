@@ -15,10 +15,11 @@ from torch import Tensor, distributed
 
 from trainer.batching.batch import Batch, Sample, SampleTokens
 from trainer.learner import backend, checkpoint, hf, lora
-from trainer.learner.architecture import Architecture, read_architecture
+from trainer.learner.architecture import Architecture
 from trainer.learner.attention import Positions, Rotary
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, copy_description, weight_parts
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import Forward, Likelihoods, Logprobs
 from trainer.learner.logprobs import Head
 from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
@@ -54,7 +55,7 @@ class Learner:
         with backend.device_scope():
             self._model = build_model(self._architecture, config)
             with backend.together():
-                hf.read_weights(self._model, model_directory)
+                hf.read_weights(self._model, self._architecture, model_directory)
             if config.lora.rank:
                 lora.attach(self._model, config.lora)
             self._model.to(backend.device())
@@ -76,7 +77,7 @@ class Learner:
         # Tokens of the last step, by request and branch
         self._tokens: dict[tuple[str, int], SampleTokens] = {}
         self._exporter = Exporter(
-            weight_parts(self._model, vocab_size=self._architecture.vocab_size),
+            weight_parts(self._model, self._architecture),
             describe=functools.partial(self._describe_export, model_directory),
         )
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0
@@ -165,7 +166,7 @@ class Learner:
         that all ranks share.
         """
         if self.config.lora.rank:
-            self._adapters = gather_adapters(self._model)
+            self._adapters = gather_adapters(self._model, self._architecture)
         self._exporter.write(directory)
 
     def save(self, directory: Path, extra: bytes) -> None:

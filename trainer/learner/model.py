@@ -24,6 +24,7 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from torch import Tensor, nn
 
@@ -142,7 +143,7 @@ def _block(architecture: Architecture, transformer: TransformerConfig) -> Any:
     layer: Any = spec.submodules  # a union of dataclasses; this one is of a transformer layer
     layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
     attention = layer.self_attention.submodules
-    attention.core_attention = RotaryAttention
+    attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
     if architecture.normed_qk:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     return TransformerBlockSubmodules(

@@ -10,8 +10,17 @@ from typing import Self
 
 import msgspec
 
-from trainer.learner.architecture import Architecture, layout_faults, read_architecture
+from trainer.learner.architecture import Architecture, layout_faults
 from trainer.learner.config import LearnerConfig, LoraConfig
+from trainer.learner.families.registry import read_architecture
+from trainer.learner.parameters import (
+    EMBEDDING,
+    EXPERT,
+    FINAL_NORM,
+    OUTPUT,
+    layer_parameters,
+    outer_parameters,
+)
 
 KNOWN = Path(__file__).parent / "models"
 
@@ -132,7 +141,7 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
         return self.tensor * self.num_copies // self.expert
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class HeldParameter(msgspec.Struct, frozen=True):
     """One process's part of a parameter, by Megatron's name; a layer's parameter covers all of its layers together."""
 
     name: str
@@ -142,27 +151,31 @@ class Parameter(msgspec.Struct, frozen=True):
 
 def parameters(
     architecture: Architecture, division: Division, stage: int, lora: LoraConfig | None = None
-) -> Iterator[Parameter]:
+) -> Iterator[HeldParameter]:
     """The parameters of a process of pipeline stage `stage`."""
-    width, tensor = architecture.width, division.tensor
-    vocab_rows = -(-architecture.vocab_size // tensor)
+    tensor, outer = division.tensor, outer_parameters(architecture)
     is_first, is_last = stage == 0, stage == division.pipeline - 1
     # A tied output layer on a stage of its own needs a copy of the embedding there.
     if is_first or (is_last and architecture.tied):
-        yield Parameter("embedding.word_embeddings.weight", vocab_rows * width)
+        yield HeldParameter(EMBEDDING, outer[EMBEDDING].num_values(tensor))
     num_layers = architecture.num_layers // division.pipeline
-    for name, num_values in _layer(architecture, tensor):
-        yield Parameter(f"decoder.layers.{name}", num_layers * num_values)
-    for name, num_values in _mlp(architecture, tensor):
-        yield Parameter(f"decoder.layers.{name}", num_layers * num_values)
-    for name, num_values in _experts(architecture, division.expert):
-        yield Parameter(f"decoder.layers.{name}", num_layers * num_values, is_expert=True)
+    for parameter in layer_parameters(architecture):
+        copies = (
+            architecture.experts.count // division.expert
+            if parameter.is_expert and architecture.experts
+            else 1
+        )
+        yield HeldParameter(
+            "decoder.layers." + parameter.name.replace(f".{EXPERT}", ""),
+            num_layers * copies * parameter.num_values(tensor),
+            parameter.is_expert,
+        )
     for name, num_values in adapter_sizes(architecture, lora, tensor) if lora else ():
-        yield Parameter(f"decoder.layers.{name}", num_layers * num_values)
+        yield HeldParameter(f"decoder.layers.{name}", num_layers * num_values)
     if is_last:
-        yield Parameter("decoder.final_layernorm.weight", width)
+        yield HeldParameter(FINAL_NORM, outer[FINAL_NORM].num_values(tensor))
         if not architecture.tied:
-            yield Parameter("output_layer.weight", vocab_rows * width)
+            yield HeldParameter(OUTPUT, outer[OUTPUT].num_values(tensor))
 
 
 def num_parameters(architecture: Architecture) -> int:
@@ -181,37 +194,5 @@ def num_active_parameters(architecture: Architecture) -> int:
     )
 
 
-def _whole(architecture: Architecture) -> Iterator[Parameter]:
+def _whole(architecture: Architecture) -> Iterator[HeldParameter]:
     return parameters(architecture, Division(tensor=1, pipeline=1, context=1, expert=1, data=1), 0)
-
-
-def _layer(architecture: Architecture, tensor: int) -> Iterator[tuple[str, int]]:
-    width, head_width = architecture.width, architecture.head_width
-    query_width = architecture.num_heads * head_width
-    qkv_width = query_width + 2 * architecture.num_key_value_heads * head_width
-    yield "input_layernorm.weight", width
-    yield "self_attention.linear_qkv.weight", width * qkv_width // tensor
-    if architecture.biased_qkv:
-        yield "self_attention.linear_qkv.bias", qkv_width // tensor
-    if architecture.normed_qk:
-        yield "self_attention.q_layernorm.weight", head_width
-        yield "self_attention.k_layernorm.weight", head_width
-    yield "self_attention.linear_proj.weight", query_width * width // tensor
-    yield "pre_mlp_layernorm.weight", width
-
-
-def _mlp(architecture: Architecture, tensor: int) -> Iterator[tuple[str, int]]:
-    width = architecture.width
-    if architecture.experts:
-        yield "mlp.router.weight", width * architecture.experts.count
-        return
-    yield "mlp.linear_fc1.weight", 2 * width * architecture.mlp_width // tensor
-    yield "mlp.linear_fc2.weight", width * architecture.mlp_width // tensor
-
-
-def _experts(architecture: Architecture, expert_parallel: int) -> Iterator[tuple[str, int]]:
-    experts, width = architecture.experts, architecture.width
-    if experts:
-        num_local = experts.count // expert_parallel
-        yield "mlp.experts.local_experts.linear_fc1.weight", num_local * 2 * width * experts.width
-        yield "mlp.experts.local_experts.linear_fc2.weight", num_local * width * experts.width

@@ -16,7 +16,7 @@ import msgspec
 from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig
 from trainer.learner.devices import GIB, Device
-from trainer.plan.division import SUFFIX, Division, Parameter, parameters
+from trainer.plan.division import SUFFIX, Division, HeldParameter, parameters
 
 VALUE_BYTES = {"bf16": 2, "fp32": 4}
 FP32_BYTES = 4
@@ -195,7 +195,7 @@ def rank_memory(
     )
 
 
-def _undo_bytes(held: Iterable[Parameter], num_owned: int, config: LearnerConfig) -> int:
+def _undo_bytes(held: Iterable[HeldParameter], num_owned: int, config: LearnerConfig) -> int:
     """Bytes of the copy for undoing a step: the weights, Adam's moments and the values that they update, all three in fp32."""
     if config.num_minibatches * config.num_epochs == 1:
         return 0
@@ -212,19 +212,19 @@ def _sender_bytes(architecture: Architecture, config: LearnerConfig) -> int:
     return SENDER_CONTEXT_BYTES + architecture.vocab_size * architecture.width * WEIGHT_BYTES[config.dtype]
 
 
-def _is_trained(parameter: Parameter, config: LearnerConfig) -> bool:
+def _is_trained(parameter: HeldParameter, config: LearnerConfig) -> bool:
     if config.lora.rank:
         return SUFFIX in parameter.name
     return not config.train_only or any(part in parameter.name for part in config.train_only)
 
 
-def _share(held: Iterable[Parameter], division: Division) -> int:
+def _share(held: Iterable[HeldParameter], division: Division) -> int:
     """Values in one process's share, if the processes that hold the same values divide them equally."""
     copies = {True: division.num_expert_copies, False: division.num_copies}
     return sum(-(-parameter.num_values // copies[parameter.is_expert]) for parameter in held)
 
 
-def _dealt(held: Sequence[Parameter], division: Division, architecture: Architecture) -> int:
+def _dealt(held: Sequence[HeldParameter], division: Division, architecture: Architecture) -> int:
     """The largest number of values that one process keeps, if the processes that hold the same values distribute whole parameters."""
     num_layers = architecture.num_layers // division.pipeline
     largest = max(
@@ -237,7 +237,7 @@ def _dealt(held: Sequence[Parameter], division: Division, architecture: Architec
     return max(_share(held, division), largest)
 
 
-def _count(held: Iterable[Parameter]) -> int:
+def _count(held: Iterable[HeldParameter]) -> int:
     return sum(parameter.num_values for parameter in held)
 
 

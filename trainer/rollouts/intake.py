@@ -30,7 +30,7 @@ from pipeline.stream import Delivery
 from pipeline.trajectory import TrajectoryHead
 from trainer.batching.batch import Sample
 from trainer.batching.samples import AlteredReply, samples_of
-from trainer.learner.architecture import read_architecture
+from trainer.learner.families.registry import read_architecture
 from trainer.recipe import Recipe
 from trainer.records.alarms import FORMAT_ERRORS
 from trainer.rollouts.books import Books

@@ -28,7 +28,7 @@ from tests.trainer.learner.tiny import read_export
 from trainer import curve, run
 from trainer.compare.evaluations import rewards_of
 from trainer.imitation.rows import ImitationData, ImitationRow, RowCounts, RowTokens
-from trainer.learner.architecture import read_architecture
+from trainer.learner.families.registry import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
 from trainer.where import __main__ as where
 

@@ -167,7 +167,7 @@ def gather(model_directory: Path, results: Path) -> None:
     options = config(pipeline_parallel=2, dtype="bf16", lora=LoraConfig(rank=4, alpha=8))
     learner = Learner(options, model_directory=model_directory)
     with counted_bytes("recv") as received:
-        tensors = gather_adapters(learner._model)
+        tensors = gather_adapters(learner._model, learner._architecture)
     if distributed.get_rank() == 0:
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         (results / "gathered.json").write_bytes(msgspec.json.encode((received, sizes)))

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from tests.trainer.learner.tiny import config
-from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.architecture import layout_faults
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.model import build_model
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -26,8 +27,21 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": YARN | {"attn_factor": 1.2}}, "attn_factor"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
-        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
+        ({"model_type": "mistral", "sliding_window": None, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"model_type": "ministral3", "rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta is missing"),
+        ({"model_type": "seed_oss", "attention_out_bias": True}, "attention_out_bias"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
+        ({"model_type": "llama", "attention_bias": True}, "attention_bias"),
+        (
+            {
+                "rope_parameters": YARN
+                | {"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0}
+            },
+            "low_freq_factor below high_freq_factor",
+        ),
     ],
 )
 def test_what_cannot_be_trained_as_defined_is_refused_by_name(
@@ -47,14 +61,14 @@ def test_the_first_words_about_a_model_that_is_refused_are_those_that_can_be_tra
     (tmp_path / "config.json").write_bytes(msgspec.json.encode({"model_type": "sees", "text_config": inner}))
     with pytest.raises(ValueError, match="model_type 'sees'") as raised:
         read_architecture(tmp_path)
-    scaled = inner | {"rope_parameters": {"rope_type": "llama3"}}
+    scaled = inner | {"rope_parameters": {"rope_type": "dynamic"}}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(scaled))
     with pytest.raises(
-        ValueError, match=r"^the learner trains Llama .*, and rope_type 'llama3' is not supported"
+        ValueError, match=r"^the learner trains Llama .*, and rope_type 'dynamic' is not supported"
     ):
         read_architecture(tmp_path)
     assert str(raised.value).startswith(
-        "the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture of experts (model_type llama, "
+        "the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture of experts; Mistral from 7B v0.2 to "
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.learner.checkpoint_memory_ranks import Layout, Peaks
 from tests.trainer.learner.tiny import config, train, write_model
-from trainer.learner.architecture import read_architecture
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
 from trainer.learner.optimizer import Undo
 from trainer.plan.division import Division

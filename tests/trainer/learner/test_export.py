@@ -51,7 +51,7 @@ def test_an_export_that_fails_leaves_what_was_there_and_can_be_tried_again(
         if failure is not None:
             raise failure
 
-    exporter = Exporter(weight_parts(learner._model, vocab_size=64), describe=describe)
+    exporter = Exporter(weight_parts(learner._model, learner._architecture), describe=describe)
     with pytest.raises(OSError, match="rank 0: the disk is full"):
         exporter.write(tmp_path / "export")
     assert not (tmp_path / "export").exists()

@@ -11,10 +11,10 @@ from trainer.learner.architecture import (
     Architecture,
     attention_flops,
     forward_flops,
-    read_architecture,
     recomputed_flops,
     training_flops,
 )
+from trainer.learner.families.registry import read_architecture
 
 
 @pytest.fixture

@@ -7,10 +7,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.trainer.learner.tiny import config, make_samples, read_reference, write_model
+from tests.trainer.learner.tiny import (
+    MINISTRAL3,
+    config,
+    gradients,
+    make_samples,
+    read_export,
+    read_reference,
+    reference_logprobs,
+    take_step,
+    write_model,
+)
 from trainer.learner import backend, export, hf
-from trainer.learner.architecture import read_architecture
 from trainer.learner.attention import Packing, Rotary
+from trainer.learner.config import LossConfig
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.logprobs import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
@@ -18,7 +29,27 @@ from trainer.learner.model import build_model
 FAMILIES = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
+    "llama, as 3.1 stretches": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
     "qwen2": {},
+    "mistral": {"head_dim": 32, "sliding_window": None},
+    "ministral3": MINISTRAL3,
+    "seed_oss": {"head_dim": 32, "pad_token_id": None},
+    "seed_oss, without biases": {"head_dim": 16, "attention_bias": False, "pad_token_id": None},
+    "smollm3, tied": {"num_hidden_layers": 5, "pad_token_id": None},
+    "smollm3, with a list of layers": {
+        "no_rope_layers": [0, 1],
+        "tie_word_embeddings": False,
+        "pad_token_id": None,
+    },
     "qwen3": {"head_dim": 16},
     "qwen3, heads x head_dim != hidden": {"head_dim": 32},
     "qwen3, YaRN": {
@@ -48,18 +79,25 @@ FAMILIES = {
 }
 
 
+FAR_POSITION = 32_000
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family = request.param.split(",")[0]
     return write_model(tmp_path_factory.mktemp("model"), family, **FAMILIES[request.param])
 
 
-def logits_of(directory: Path, tokens: Tensor) -> Tensor:
+def logits_of(directory: Path, tokens: Tensor, *, first_position: int = 0) -> Tensor:
     """By our model, in one packed pass over one sample."""
     backend.lay_out(tensor_parallel=1, pipeline_parallel=1)
     architecture = read_architecture(directory)
     boundaries = torch.tensor([0, len(tokens)], dtype=torch.int32, device=backend.device())
-    cosines, sines = Rotary(architecture).angles(torch.arange(len(tokens), device=backend.device()))
+    rotary, positions = (
+        Rotary(architecture),
+        torch.arange(len(tokens), device=backend.device()) + first_position,
+    )
+    cosines, sines = rotary.angles(positions)
     packing = Packing(
         "thd",
         boundaries,
@@ -68,18 +106,20 @@ def logits_of(directory: Path, tokens: Tensor) -> Tensor:
         max_seqlen_kv=len(tokens),
         cosines_L1D=cosines,
         sines_L1D=sines,
+        query_scales_L11=rotary.query_scales(positions),
     )
     with backend.device_scope(), torch.no_grad():
         model = build_model(architecture, config())
-        hf.read_weights(model, directory)
+        hf.read_weights(model, architecture, directory)
         model.to(backend.device())
         hidden = model(tokens[None].to(backend.device()), None, None, packed_seq_params=packing)[:, 0]
         return (hidden @ output_weight(model).T).cpu()
 
 
-def reference_logits(directory: Path, tokens: Tensor) -> Tensor:
+def reference_logits(directory: Path, tokens: Tensor, *, first_position: int = 0) -> Tensor:
+    positions = torch.arange(len(tokens))[None] + first_position
     with torch.no_grad():
-        return read_reference(directory)(tokens[None]).logits[0]
+        return read_reference(directory)(tokens[None], position_ids=positions).logits[0]
 
 
 @pytest.mark.cpu_only
@@ -92,6 +132,59 @@ def test_logits_are_those_of_hugging_face(model_directory: Path) -> None:
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
     expected = reference_logits(model_directory, tokens)
     torch.testing.assert_close(logits_of(model_directory, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.cpu_only
+def test_logits_at_far_positions_are_those_of_hugging_face_bit_for_bit(model_directory: Path) -> None:
+    tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
+    far = {"first_position": FAR_POSITION}
+    assert torch.equal(
+        logits_of(model_directory, tokens, **far), reference_logits(model_directory, tokens, **far)
+    )
+
+
+def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory: Path) -> None:
+    samples, reference = make_samples(), read_reference(model_directory)
+    learner = Learner(
+        config(clip_grad=0.0, loss=LossConfig(kind="reinforce")), model_directory=model_directory
+    )
+    logprobs = learner.logprobs(samples, 1.0)
+    take_step(learner, samples)
+    loss = torch.zeros(())
+    for sample, observed in zip(samples, logprobs, strict=True):
+        expected, trained = reference_logprobs(reference, sample), torch.from_numpy(sample.trained_T[1:])
+        torch.testing.assert_close(
+            torch.from_numpy(observed[1:])[trained], expected[trained], rtol=0, atol=1e-5
+        )
+        loss -= (expected * torch.from_numpy(sample.advantages_T[1:]))[trained].sum()
+    (loss / sum(int(sample.trained_T.sum()) for sample in samples)).backward()
+    expected_gradients = {
+        name: one.grad for name, one in reference.named_parameters() if one.grad is not None
+    }
+    scale = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
+    architecture = learner._architecture
+    table = hf.parameters(learner._model, architecture)
+    found = {
+        origin: tensor.cpu()
+        for name, gradient in gradients(learner).items()
+        for origin, tensor in zip(
+            table[name].origins, hf.join(table[name], [gradient], architecture), strict=True
+        )
+    }
+    assert found.keys() == expected_gradients.keys()
+    for name, expected in expected_gradients.items():
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.slow
+def test_weights_come_back_bit_for_bit_from_a_checkpoint(model_directory: Path, tmp_path: Path) -> None:
+    export.to_checkpoint(model_directory, tmp_path / "checkpoint", config())
+    export.to_hugging_face(
+        tmp_path / "checkpoint", tmp_path / "back", config(), model_directory=model_directory
+    )
+    before, after = read_export(model_directory), read_export(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.trainer.forking import run_ranks
 from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
 from tests.trainer.learner.tiny import (
     EXPERTS,
+    MINISTRAL3,
     config,
     largest_difference,
     make_samples,
@@ -65,6 +66,12 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         "sequence, pipeline, tied": SEQUENCE | PIPELINE,
     }
     | {
+        "smollm3, sequence, pipeline": SEQUENCE | PIPELINE,
+        "smollm3, context, pipeline, distributed optimizer": CONTEXT
+        | PIPELINE
+        | {"distributed_optimizer": True},
+        "ministral3, sequence, context": SEQUENCE | CONTEXT,
+        "seed_oss, tensor, pipeline": TENSOR | PIPELINE,
         "experts, data": EXPERT,
         "experts, data, distributed optimizer": EXPERT | {"distributed_optimizer": True},
         "experts of four": {"expert_parallel": 4},
@@ -114,6 +121,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     experts = write_model(tmp_path_factory.mktemp("experts"), "qwen3_moe", num_hidden_layers=4, **EXPERTS)
     return {
         "pipeline of four": deep,
+        "smollm3": write_model(
+            tmp_path_factory.mktemp("smollm3"),
+            "smollm3",
+            num_hidden_layers=4,
+            no_rope_layers=[1, 1, 0, 1],
+            pad_token_id=None,
+        ),
+        "ministral3": write_model(tmp_path_factory.mktemp("ministral3"), "ministral3", **MINISTRAL3),
+        "seed_oss": write_model(
+            tmp_path_factory.mktemp("seed_oss"), "seed_oss", head_dim=32, pad_token_id=None
+        ),
         "tied": tied,
         "replayed": experts,
         "experts": experts,
@@ -208,7 +226,16 @@ def test_what_one_step_changes_would_show_a_gradient_of_other_samples(
 
 
 def kind_of(name: str) -> str:
-    kinds = ("pipeline of four", "tied", "replayed", "experts", "adapters")
+    kinds = (
+        "pipeline of four",
+        "smollm3",
+        "ministral3",
+        "seed_oss",
+        "tied",
+        "replayed",
+        "experts",
+        "adapters",
+    )
     return next((kind for kind in kinds if kind in name), "dense")
 
 

@@ -19,8 +19,9 @@ from tests.trainer.learner.tiny import (
     reference_logprobs,
     train,
 )
-from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LoraConfig
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.hf import SINGLE_FILE
 from trainer.learner.megatron import Learner
 from trainer.learner.snapshots import copy_weights

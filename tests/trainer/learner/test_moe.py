@@ -17,8 +17,9 @@ from tests.trainer.learner.tiny import (
     trained_throughout,
     write_model,
 )
-from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LossConfig
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.hf import SINGLE_FILE
 from trainer.learner.megatron import Learner
 

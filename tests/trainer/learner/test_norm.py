@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.trainer.learner.tiny import config
-from trainer.learner.architecture import read_architecture
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.model import RmsNorm, transformer_config
 
 NUM_VECTORS, WIDTH = 12, 64

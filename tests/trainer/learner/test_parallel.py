@@ -19,6 +19,7 @@ from tests.trainer.learner.ranks import (
 )
 from tests.trainer.learner.tiny import (
     EXPERTS,
+    MINISTRAL3,
     config,
     largest_difference,
     make_samples,
@@ -62,6 +63,8 @@ LAYOUTS = {
     },
     "data, experts replayed": {"routing_replay": True},
     "pipeline, experts replayed": {"pipeline_parallel": 2, "routing_replay": True},
+    "pipeline, unrotated layers": {"pipeline_parallel": 2},
+    "context, scaled queries": {"context_parallel": 2},
     "data, resumed": {},
     "tensor, resumed": {"tensor_parallel": 2},
     "tensor, distributed optimizer, resumed": {"tensor_parallel": 2, "distributed_optimizer": True},
@@ -81,7 +84,21 @@ def models(
     qwen3: Path, qwen3_moe: Path, tied_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     odd = write_model(tmp_path_factory.mktemp("odd"), "qwen2", vocab_size=63)
-    special = {"tied": tied_llama, "odd": odd, "experts": qwen3_moe}
+    smollm3 = write_model(
+        tmp_path_factory.mktemp("smollm3"),
+        "smollm3",
+        num_hidden_layers=4,
+        no_rope_layers=[1, 1, 0, 1],
+        pad_token_id=None,
+    )
+    ministral3 = write_model(tmp_path_factory.mktemp("ministral3"), "ministral3", **MINISTRAL3)
+    special = {
+        "tied": tied_llama,
+        "odd": odd,
+        "experts": qwen3_moe,
+        "unrotated": smollm3,
+        "scaled queries": ministral3,
+    }
     return {name: next((model for word, model in special.items() if word in name), qwen3) for name in LAYOUTS}
 
 
@@ -107,7 +124,9 @@ def results(
     """What two processes left behind, of the layouts that tests of this run ask for."""
     results = tmp_path_factory.mktemp("two")
     cases = []
-    asked_for = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    asked_for = {
+        item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")
+    }
     # The first is also the one in which rank 0 leads.
     for name, changes in LAYOUTS.items():
         if name != "data" and name not in asked_for:

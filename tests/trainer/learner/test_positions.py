@@ -17,8 +17,9 @@ from tests.trainer.learner.tiny import config, make_samples, read_reference, tra
 from trainer.batching.batch import Sample
 from trainer.batching.packing import MicroBatch, pack
 from trainer.learner import backend, forward
-from trainer.learner.architecture import Architecture, Yarn, read_architecture
+from trainer.learner.architecture import Architecture, Yarn
 from trainer.learner.attention import PackedAttention, Positions, Rotary, RotaryAttention, rotated
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
 from trainer.learner.model import transformer_config
 
@@ -64,7 +65,7 @@ def test_positions_that_need_no_padding_get_none(positions: Positions) -> None:
 def test_the_angle_between_two_positions_depends_on_their_distance_alone(
     architecture: Architecture, yarn: Yarn | None
 ) -> None:
-    rotary = Rotary(msgspec.structs.replace(architecture, yarn=yarn))
+    rotary = Rotary(msgspec.structs.replace(architecture, rope_scaling=yarn))
     generator = torch.Generator().manual_seed(3)
     query, key = (torch.randn(1, 1, architecture.head_width, generator=generator) for _ in "qk")
 
@@ -85,7 +86,7 @@ def test_yarn_leaves_fast_dimensions_and_slows_the_slowest_by_its_factor(archite
     plain, stretched = (
         torch.atan2(sines, cosines)[0, 0, :64]
         for cosines, sines in (
-            Rotary(msgspec.structs.replace(wide, yarn=y)).angles(torch.tensor([1])) for y in (None, yarn)
+            Rotary(msgspec.structs.replace(wide, rope_scaling=y)).angles(torch.tensor([1])) for y in (None, yarn)
         )
     )
     ratios = (plain / stretched).numpy()
@@ -134,7 +135,9 @@ def turned(
     with backend.device_scope():
         packing = Positions(options, Rotary(architecture)).packing(microbatch)
         shape = transformer_config(architecture, options)
-        attention = RotaryAttention(shape, 1, AttnMaskType.causal, attention_type="self")
+        attention = RotaryAttention(
+            shape, 1, AttnMaskType.causal, attention_type="self", architecture=architecture
+        )
         queries, keys = attention(vectors, vectors, vectors, None, packing)
     assert torch.equal(queries, keys), "keys are turned as queries are"
     return queries.cpu()

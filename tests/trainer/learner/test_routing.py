@@ -19,7 +19,8 @@ from tests.trainer.learner.tiny import (
     train,
 )
 from trainer.batching.batch import Sample
-from trainer.learner.architecture import layout_faults, read_architecture
+from trainer.learner.architecture import layout_faults
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
 
 

@@ -27,6 +27,19 @@ SHAPE = {
 }
 EXPERTS = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 """What turns the shape of a dense model into that of a mixture of experts."""
+MINISTRAL3 = {
+    "head_dim": 32,
+    "pad_token_id": None,  # transformers gives a pad token's embedding no gradient
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 8,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 LENGTHS = (7, 33, 2, 20, 12, 28)
 
 

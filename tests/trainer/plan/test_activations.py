@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.trainer.plan.saved_tensors import Case, Counted
-from trainer.learner.architecture import Architecture, Experts, Family
+from trainer.learner.architecture import Architecture, Experts
 from trainer.learner.config import LearnerConfig
 from trainer.plan.memory import outer_bytes, saved_bytes
 
@@ -18,18 +18,19 @@ BEFORE_BYTES = {"8B": 131 * 1024, "32B": 150 * 1024}
 """Counted per position and layer at tensor-parallel 4 and 8 before anything was recomputed or divided."""
 
 
-def shape(family: Family, **sizes: Any) -> Architecture:
+def shape(family: str, **sizes: Any) -> Architecture:
     constants = {"num_layers": 1, "vocab_size": 64, "max_positions": 512, "norm_eps": 1e-6, "rope_theta": 1e6}
     return Architecture(**({"family": family, "tied": False, "head_width": 128} | constants | sizes))
 
 
 SHAPES = {
-    "8B": shape("qwen3", width=4096, mlp_width=12288, num_heads=32, num_key_value_heads=8),
-    "32B": shape("qwen3", width=5120, mlp_width=25600, num_heads=64, num_key_value_heads=8),
+    "8B": shape("qwen3", normed_qk=True, width=4096, mlp_width=12288, num_heads=32, num_key_value_heads=8),
+    "32B": shape("qwen3", normed_qk=True, width=5120, mlp_width=25600, num_heads=64, num_key_value_heads=8),
     "llama": shape("llama", width=1024, mlp_width=4096, num_heads=16, num_key_value_heads=8, head_width=64),
-    "biased": shape("qwen2", width=1536, mlp_width=8960, num_heads=12, num_key_value_heads=2),
+    "biased": shape("qwen2", biased_qkv=True, width=1536, mlp_width=8960, num_heads=12, num_key_value_heads=2),
     "experts": shape(
         "qwen3_moe",
+        normed_qk=True,
         width=1024,
         mlp_width=3072,
         num_heads=16,

@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.learner.tiny import EXPERTS, config, write_model
 from trainer.learner import backend, lora
-from trainer.learner.architecture import read_architecture
 from trainer.learner.config import LORA_TARGETS, LoraConfig, LoraTarget
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.model import build_model
 from trainer.plan.division import (
     Division,
@@ -39,6 +39,9 @@ def alone() -> Iterator[None]:
         ("qwen2", {}),
         ("qwen3", {"head_dim": 32}),
         ("qwen3_moe", EXPERTS),
+        ("mistral", {"head_dim": 32, "sliding_window": None}),
+        ("seed_oss", {"head_dim": 32, "pad_token_id": None}),
+        ("smollm3", {"pad_token_id": None}),
     ],
 )
 def test_every_parameter_of_the_real_model_is_counted_once(
@@ -92,6 +95,10 @@ def _without_numbers(name: str) -> str:
         ("Qwen3-32B", 32.76, 32.76),
         ("Qwen3-30B-A3B", 30.53, 3.35),
         ("Qwen2.5-Coder-7B-Instruct", 7.62, 7.62),
+        ("Llama-3.1-8B-Instruct", 8.03, 8.03),
+        ("Devstral-Small-2507", 23.57, 23.57),
+        ("Seed-OSS-36B-Instruct", 36.15, 36.15),
+        ("SmolLM3-3B", 3.08, 3.08),
     ],
 )
 def test_known_models_have_the_sizes_that_are_published(name: str, billions: float, active: float) -> None:

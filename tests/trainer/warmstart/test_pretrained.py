@@ -18,7 +18,7 @@ from pipeline.tokenizer import read_bundle
 from tests.trainer.forking import fork
 from trainer.demo.family import make_task
 from trainer.demo.lessons import Templates, teach
-from trainer.learner.architecture import read_architecture
+from trainer.learner.families.registry import read_architecture
 from trainer.warmstart import pretrained
 from trainer.warmstart.pretrained import FIRST_PROBE, Warmstart, imitate, lesson
 

@@ -1,0 +1,1 @@
+"""The families of models that the learner trains, a file for each."""

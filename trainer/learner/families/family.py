@@ -1,0 +1,118 @@
+"""What a family of models says of itself: the keys of its `config.json` that determine the computation, the architecture that follows from
+them, the settings that the learner does not compute, and the Hugging Face names of its weights.
+
+Building, loading, exporting, counting and dividing follow from the architecture (`trainer/learner/architecture.py`) and the names, and ask
+no family by its name. A new family is a file here and a line in `registry.py`. If it computes something that no other family does, the
+architecture gets a field for that, whose default is what the others do.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from trainer.learner.architecture import Architecture, Experts, Llama3Rope, Yarn
+
+LAYER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "input_layernorm.weight": ("input_layernorm.weight",),
+    "self_attention.linear_qkv.weight": tuple(f"self_attn.{one}_proj.weight" for one in "qkv"),
+    "self_attention.linear_qkv.bias": tuple(f"self_attn.{one}_proj.bias" for one in "qkv"),
+    "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",),
+    "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight",),
+    "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
+    "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),
+    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
+}
+"""Llama's names of the tensors that make up each parameter of a layer of Megatron, which most families have, too; without the layer."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of `config.json` that all families have, by their Hugging Face names. A field is a key of the file, and its default is what
+    transformers takes where the file lacks the key.
+    """
+
+    models: ClassVar[str]
+    """The names of the models, for people."""
+    layer_names: ClassVar[Mapping[str, tuple[str, ...]]] = LAYER_NAMES
+    rope_theta_without_key: ClassVar[float] = 10_000.0
+
+    model_type: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    tie_word_embeddings: bool | None = False
+    rope_parameters: dict[str, Any] | None = None  # written by transformers 5
+    rope_theta: float | None = None  # written by earlier versions, beside rope_scaling
+    rope_scaling: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    hidden_act: str = "silu"
+    attention_bias: bool | None = False
+    attention_dropout: float | None = 0.0
+    mlp_bias: bool | None = False
+    use_sliding_window: bool | None = False
+
+    def architecture(self) -> Architecture:
+        """The architecture of the model. Raises ValueError for a key that is missing or out of range."""
+        rope_type, rope = self._rope
+        return Architecture(
+            family=self.model_type,
+            num_layers=self.num_hidden_layers,
+            width=self.hidden_size,
+            mlp_width=self.intermediate_size,
+            num_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_width=self.head_dim or self.hidden_size // self.num_attention_heads,
+            vocab_size=self.vocab_size,
+            max_positions=self.max_position_embeddings,
+            norm_eps=self.rms_norm_eps,
+            rope_theta=rope.get("rope_theta") or self.rope_theta or self.rope_theta_without_key,
+            rope_scaling=_read_rope(rope_type, rope),
+            tied=bool(self.tie_word_embeddings),
+            experts=self.experts(),
+        )
+
+    def experts(self) -> Experts | None:
+        """The mixture of experts that each layer has in place of an MLP; None if it has an MLP."""
+        return None
+
+    def unsupported(self) -> Mapping[str, bool]:
+        """The settings that the learner does not compute, each with whether this model has it."""
+        rope_type, rope = self._rope
+        partial = rope.get("partial_rotary_factor") or self.partial_rotary_factor or 1.0
+        return {
+            f"rope_type {rope_type!r}": rope_type not in ("default", *ROPE_TYPES),
+            "attention_bias": bool(self.attention_bias),
+            "mlp_bias": bool(self.mlp_bias),
+            "use_sliding_window": bool(self.use_sliding_window),
+            f"hidden_act {self.hidden_act!r}": self.hidden_act != "silu",
+            # transformers knows the first and engines the second: one of them would compute something else
+            "a rope attention_factor": rope.get("attention_factor") is not None,
+            "a rope attn_factor": (rope.get("attn_factor") or 1.0) != 1.0,
+            "partial_rotary_factor": partial != 1.0,
+            "attention_dropout": bool(self.attention_dropout),
+        }
+
+    @property
+    def _rope(self) -> tuple[str, dict[str, Any]]:
+        rope = self.rope_parameters or self.rope_scaling or {}
+        return rope.get("rope_type", rope.get("type", "default")), rope
+
+
+ROPE_TYPES: Mapping[str, type[Yarn | Llama3Rope]] = {"yarn": Yarn, "llama3": Llama3Rope}
+
+
+def _read_rope(rope_type: str, rope: Mapping[str, Any]) -> Yarn | Llama3Rope | None:
+    if rope_type not in ROPE_TYPES:
+        return None
+    try:
+        given = {name: value for name, value in rope.items() if value is not None}
+        return msgspec.convert(given, ROPE_TYPES[rope_type])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"rope of type {rope_type}: {error}; take the keys from the model card") from error

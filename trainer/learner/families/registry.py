@@ -1,0 +1,65 @@
+"""All families by their `model_type`, and the reading of a model's architecture. Nothing here imports torch, so a recipe can be checked on
+a machine without it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.model_config import language_keys
+from trainer.learner.architecture import Architecture
+from trainer.learner.families.family import Family
+from trainer.learner.families.llama import Llama
+from trainer.learner.families.mistral import Ministral3, Mistral
+from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
+from trainer.learner.families.seed_oss import SeedOss
+from trainer.learner.families.smollm3 import SmolLM3
+
+FAMILIES: Mapping[str, type[Family]] = {
+    "llama": Llama,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Mixture,
+    "mistral": Mistral,
+    "ministral3": Ministral3,
+    "seed_oss": SeedOss,
+    "smollm3": SmolLM3,
+}
+
+TRAINED = "; ".join(family.models for family in FAMILIES.values())
+
+
+def read_architecture(directory: Path) -> Architecture:
+    """Read `config.json`. Raises ValueError if it is missing, malformed, or describes a model that is not supported."""
+    path = directory / "config.json"
+    family = _read_family(path)
+    for feature, is_present in family.unsupported().items():
+        if is_present:
+            raise ValueError(
+                f"the learner trains {TRAINED}, and {feature} is not supported by the learner, but {path} has it: choose a model without it"
+            )
+    try:
+        return family.architecture()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read_family(path: Path) -> Family:
+    try:
+        keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        model_type = keys.get("model_type")
+        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+        if family is None:
+            raise ValueError(
+                f"the learner trains {TRAINED} (model_type {', '.join(FAMILIES)}), and model_type {model_type!r} of "
+                f"{path} is not one of them: choose such a model"
+            )
+        return msgspec.convert(language_keys(keys), family)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}; `model` must be a Hugging Face directory with config.json and weights"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}; take the file that came with the weights") from error

@@ -1,0 +1,115 @@
+"""The parameters of a model: their names in Megatron and in Hugging Face directories, their shapes, and how processes divide them. Pure
+arithmetic, no torch; `hf.py` reads and joins the tensors, and `trainer/plan/division.py` counts them.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal
+
+import msgspec
+
+from trainer.learner.architecture import Architecture
+from trainer.learner.families.registry import FAMILIES
+
+Kind = Literal["whole", "stacked", "qkv", "gate_up", "rows", "columns"]
+"""How a parameter is made from its tensors. `rows` and `columns` name the dimension that tensor-parallel ranks divide; `qkv` and `gate_up`
+join tensors that they divide by rows; `stacked` is the gate above the up projection of an expert, which they do not divide.
+"""
+
+EXPERT = "{expert}"
+"""What stands for the number of an expert: on its process in Megatron's names, in the whole model in those of Hugging Face."""
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One parameter of the model or of a layer."""
+
+    name: str  # Megatron's; without the layer
+    origins: tuple[str, ...]  # the Hugging Face tensors that it consists of; without the layer
+    kind: Kind
+    shape: tuple[int, ...]  # on a single process
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether tensor-parallel ranks divide it; otherwise each rank that has the parameter holds all of it."""
+        return self.kind not in ("whole", "stacked")
+
+    @property
+    def is_expert(self) -> bool:
+        return EXPERT in self.name
+
+    def num_values(self, tensor_parallel: int) -> int:
+        """The number of values on one tensor-parallel rank."""
+        if self.kind == "rows":
+            return -(-self.shape[0] // tensor_parallel) * self.shape[1]
+        return prod(self.shape) // (tensor_parallel if self.is_divided else 1)
+
+    def of_expert(self, place: int, index: int) -> "Parameter":
+        """The parameter of the expert with number `index`, which is at `place` among those of its process."""
+        return msgspec.structs.replace(
+            self,
+            name=self.name.replace(EXPERT, str(place)),
+            origins=tuple(origin.replace(EXPERT, str(index)) for origin in self.origins),
+        )
+
+
+EMBEDDING, FINAL_NORM, OUTPUT = (
+    "embedding.word_embeddings.weight",
+    "decoder.final_layernorm.weight",
+    "output_layer.weight",
+)
+
+
+def outer_parameters(architecture: Architecture) -> dict[str, Parameter]:
+    """The parameters outside of the layers, by name. The output layer of a tied model has the tensor of the embedding."""
+    matrix = (architecture.vocab_size, architecture.width)
+    embedding = ("model.embed_tokens.weight",)
+    return {
+        EMBEDDING: Parameter(name=EMBEDDING, origins=embedding, kind="rows", shape=matrix),
+        FINAL_NORM: Parameter(
+            name=FINAL_NORM, origins=("model.norm.weight",), kind="whole", shape=(architecture.width,)
+        ),
+        OUTPUT: Parameter(
+            name=OUTPUT,
+            origins=embedding if architecture.tied else ("lm_head.weight",),
+            kind="rows",
+            shape=matrix,
+        ),
+    }
+
+
+def layer_parameters(architecture: Architecture) -> list[Parameter]:
+    """The parameters of a layer. A parameter of experts is one of each expert."""
+    names = FAMILIES[architecture.family].layer_names
+    return [
+        Parameter(name=name, origins=names[name], kind=kind, shape=shape)
+        for name, kind, shape in (*_attention(architecture), *_mlp(architecture))
+    ]
+
+
+Shaped = tuple[str, Kind, tuple[int, ...]]
+
+
+def _attention(architecture: Architecture) -> Iterator[Shaped]:
+    width, head_width = architecture.width, architecture.head_width
+    queries = architecture.num_heads * head_width
+    joint = queries + 2 * architecture.num_key_value_heads * head_width
+    yield "input_layernorm.weight", "whole", (width,)
+    yield "self_attention.linear_qkv.weight", "qkv", (joint, width)
+    if architecture.biased_qkv:
+        yield "self_attention.linear_qkv.bias", "qkv", (joint,)
+    if architecture.normed_qk:
+        yield "self_attention.q_layernorm.weight", "whole", (head_width,)
+        yield "self_attention.k_layernorm.weight", "whole", (head_width,)
+    yield "self_attention.linear_proj.weight", "columns", (width, queries)
+    yield "pre_mlp_layernorm.weight", "whole", (width,)
+
+
+def _mlp(architecture: Architecture) -> Iterator[Shaped]:
+    width, experts = architecture.width, architecture.experts
+    if experts is None:
+        yield "mlp.linear_fc1.weight", "gate_up", (2 * architecture.mlp_width, width)
+        yield "mlp.linear_fc2.weight", "columns", (width, architecture.mlp_width)
+        return
+    yield "mlp.router.weight", "whole", (experts.count, width)
+    yield f"mlp.experts.local_experts.{EXPERT}.linear_fc1.weight", "stacked", (2 * experts.width, width)
+    yield f"mlp.experts.local_experts.{EXPERT}.linear_fc2.weight", "whole", (width, experts.width)
