@@ -11,6 +11,7 @@ own, because the result needs each operation once. Recomputation therefore lower
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
@@ -18,12 +19,19 @@ from trainer.learner.config import LearnerConfig, Recompute
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """The mixture of experts that each layer has instead of one MLP: a router chooses a few experts for every token."""
+    """The mixture of experts that layers have instead of one MLP: a router chooses a few experts for every token."""
 
     count: int
     per_token: int
     width: int  # inner width of one expert's MLP
     renormalised: bool  # whether the weights of the chosen experts are scaled to a sum of 1
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # what the router makes of its logits
+    corrected: bool = False  # whether a constant of each expert is added to its score for the choice, but not for its weight
+    weight_factor: float = 1.0  # factor of the weights of the chosen experts
+    shared_width: int = (
+        0  # inner width of an MLP that every token passes beside its experts; 0 if there is none
+    )
+    num_dense_layers: int = 0  # the first layers, which have an MLP and no experts
 
 
 class Yarn(
@@ -91,7 +99,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     family: str  # model_type of config.json
     num_layers: int
     width: int
-    mlp_width: int  # inner width of the MLP; unused if the layers have experts
+    mlp_width: int  # inner width of the MLP; unused if all layers have experts
     num_heads: int
     num_key_value_heads: int
     head_width: int
@@ -101,6 +109,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float
     tied: bool  # one matrix for the embedding and the output
     experts: Experts | None = None  # None: each layer has one MLP
+    rotary_width: int | None = None  # the number of a head's first dimensions that are rotated; None: all
     rope_scaling: Yarn | Llama3Rope | None = None
     query_scaling: QueryScaling | None = None
     unrotated_layers: frozenset[int] = frozenset()  # numbers, from 0, of the layers that ignore positions
@@ -116,10 +125,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """The number of experts that engines report for each token; 0 if the learner does not replay their routing."""
         return self.routing_width if config.routing_replay else 0
 
-    @property
-    def active_mlp_width(self) -> int:
-        """Width of all MLPs that one token passes in a layer."""
-        return self.experts.per_token * self.experts.width if self.experts else self.mlp_width
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer, counted from 0; None if it has one MLP."""
+        return self.experts if self.experts and layer >= self.experts.num_dense_layers else None
 
 
 def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str]:
@@ -129,7 +137,12 @@ def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str
         "tensor_parallel": (
             ("attention heads", architecture.num_heads),
             ("key-value heads", architecture.num_key_value_heads),
-            *(() if experts else (("columns of the MLP", architecture.mlp_width),)),
+            *(
+                (("columns of the MLP", architecture.mlp_width),)
+                if architecture.experts_of(0) is None
+                else ()
+            ),
+            *((("columns of the shared expert", experts.shared_width),) if experts else ()),
         ),
         "context_parallel": (
             (
@@ -178,9 +191,9 @@ def forward_flops(
     """
     sizes = list(lengths)
     num_positions = sum(sizes)
-    layers = architecture.num_layers * (
-        2 * num_positions * _layer_matrices(architecture)
-        + sum(attention_flops(architecture, length) for length in sizes)
+    matrices = architecture.num_layers * _attention_matrices(architecture) + _mlp_matrices(architecture)
+    layers = 2 * num_positions * matrices + architecture.num_layers * sum(
+        attention_flops(architecture, length) for length in sizes
     )
     rows = num_positions if num_head_positions is None else num_head_positions
     return layers + 2 * rows * architecture.width * architecture.vocab_size
@@ -200,7 +213,7 @@ def recomputed_flops(architecture: Architecture, lengths: Iterable[int], recompu
         case "none":
             return 0
         case "selective":
-            return architecture.num_layers * 2 * sum(sizes) * _mlp_matrices(architecture)
+            return 2 * sum(sizes) * _mlp_matrices(architecture)
         case "full":
             return forward_flops(architecture, sizes, num_head_positions=0)
 
@@ -211,17 +224,22 @@ def attention_flops(architecture: Architecture, length: int) -> int:
     return 2 * 2 * num_pairs * architecture.num_heads * architecture.head_width
 
 
-def _layer_matrices(architecture: Architecture) -> int:
-    """The number of one layer's weights by which each position is multiplied."""
+def _attention_matrices(architecture: Architecture) -> int:
+    """The number of weights of one layer's attention by which each position is multiplied."""
     query_width = architecture.num_heads * architecture.head_width
     key_value_width = 2 * architecture.num_key_value_heads * architecture.head_width
-    attention = architecture.width * (query_width + key_value_width) + query_width * architecture.width
-    return attention + _mlp_matrices(architecture)
+    return architecture.width * (query_width + key_value_width) + query_width * architecture.width
 
 
 def _mlp_matrices(architecture: Architecture) -> int:
-    """The number of weights of one layer's MLP by which each position is multiplied; in a mixture of experts, those of the router and of
-    the experts that one position is sent to.
+    """The number of weights of the MLPs of all layers by which each position is multiplied; in a mixture of experts, those of the router
+    and of the experts that one position is sent to.
     """
-    router = architecture.width * architecture.experts.count if architecture.experts else 0
-    return router + 3 * architecture.width * architecture.active_mlp_width
+
+    def of_layer(experts: Experts | None) -> int:
+        if experts is None:
+            return 3 * architecture.width * architecture.mlp_width
+        passed = experts.per_token * experts.width + experts.shared_width
+        return architecture.width * (experts.count + 3 * passed)
+
+    return sum(of_layer(architecture.experts_of(layer)) for layer in range(architecture.num_layers))

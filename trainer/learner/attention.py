@@ -52,7 +52,7 @@ class Rotary:
     """The frequencies of one model."""
 
     def __init__(self, architecture: Architecture) -> None:
-        width, theta = architecture.head_width, architecture.rope_theta
+        width, theta = architecture.rotary_width or architecture.head_width, architecture.rope_theta
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         self._frequencies = 1.0 / theta**exponents
         self._magnitude = 1.0
@@ -67,7 +67,7 @@ class Rotary:
                 pass
 
     def angles(self, positions_L: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of each position, fp32 of L x 1 x D."""
+        """Cosines and sines of each position, fp32 of L x 1 x D; of the dimensions that are rotated, where not all are."""
         frequencies = self._frequencies.to(positions_L.device)
         half = positions_L.float()[:, None, None] * frequencies
         whole = torch.cat([half, half], dim=-1)
@@ -83,11 +83,14 @@ class Rotary:
 
 
 def rotated(vectors_LHD: Tensor, cosines_L1D: Tensor, sines_L1D: Tensor) -> Tensor:
-    """Each vector rotated by the angles of its position. The computation is in fp32, as in engines, and rounds once."""
-    wide = vectors_LHD.float()
+    """Each vector rotated by the angles of its position, in as many of its first dimensions as there are angles. The computation is in
+    fp32, as in engines, and rounds once.
+    """
+    width = cosines_L1D.shape[-1]
+    wide = vectors_LHD[..., :width].float()
     left, right = wide.chunk(2, dim=-1)
-    turned = wide * cosines_L1D + torch.cat([-right, left], dim=-1) * sines_L1D
-    return turned.to(vectors_LHD.dtype)
+    turned = (wide * cosines_L1D + torch.cat([-right, left], dim=-1) * sines_L1D).to(vectors_LHD.dtype)
+    return turned if width == vectors_LHD.shape[-1] else torch.cat([turned, vectors_LHD[..., width:]], dim=-1)
 
 
 def _yarn(frequencies: Tensor, yarn: Yarn, *, width: int, theta: float) -> Tensor:

@@ -34,7 +34,7 @@ from trainer.learner.config import LearnerConfig
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.hf import INDEX_FILE, SINGLE_FILE
 from trainer.learner.lora import SUFFIX, adapters
-from trainer.learner.model import build_model
+from trainer.learner.model import build_model, keep_constants
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _HEADER_ALIGNMENT = 8
@@ -112,7 +112,7 @@ def weight_parts(model: GPTModel, architecture: Architecture) -> list[Part]:
     """All weights that this rank holds."""
     table, adapted = hf.parameters(model, architecture), dict(adapters(model))
     parts = []
-    for name, values in model.named_parameters():
+    for name, values in hf.weights(model):
         if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
             continue  # the first stage holds the same matrix
         if SUFFIX in name:
@@ -312,6 +312,7 @@ def to_hugging_face(source: Path, target: Path, config: LearnerConfig, *, model_
     dtype = checkpoint.weights_dtype_in(source)
     with backend.device_scope():
         model.to(device=backend.device(), dtype=dtype)
+        keep_constants(model)
         checkpoint.read_weights(source, model)
     exporter = Exporter(
         weight_parts(model, architecture),

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.learner.architecture import Architecture
-from trainer.learner.parameters import Parameter, layer_parameters, outer_parameters
+from trainer.learner.parameters import CORRECTION, Parameter, layer_parameters, outer_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -35,12 +35,18 @@ def parameters(model: GPTModel, architecture: Architecture) -> dict[str, Paramet
 
 
 def _layer_parameters(architecture: Architecture, layer: Any) -> Iterator[Parameter]:
-    for parameter in layer_parameters(architecture):
+    for parameter in layer_parameters(architecture, layer.layer_number - 1):
         if parameter.is_expert:
             for place, index in enumerate(layer.mlp.local_expert_indices):
                 yield parameter.of_expert(place, index)
         else:
             yield parameter
+
+
+def weights(model: GPTModel) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds of the model, by Megatron's names: its parameters, and the constants of its routers."""
+    yield from model.named_parameters()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(CORRECTION))
 
 
 class SafetensorsDirectory:
@@ -65,7 +71,7 @@ class SafetensorsDirectory:
 def read_weights(model: GPTModel, architecture: Architecture, directory: Path) -> None:
     """Fill this rank's parameters. Raises KeyError for a tensor that the directory lacks."""
     tensors, table = SafetensorsDirectory(directory), parameters(model, architecture)
-    for name, values in model.named_parameters():
+    for name, values in weights(model):
         parameter = table[name]
         whole = [tensors[origin] for origin in parameter.origins]
         values.copy_(_part(parameter, whole, architecture, num_rows=values.shape[0]))

@@ -24,8 +24,10 @@ from megatron.core.tensor_parallel import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
 from trainer.learner.architecture import Architecture, Experts, layout_faults
@@ -75,24 +77,40 @@ if not hasattr(moe_utils, "te_general_gemm"):
     moe_utils.te_general_gemm = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def expert_options(experts: Experts | None, *, expert_parallel: int) -> dict[str, Any]:
+def expert_options(architecture: Architecture, *, expert_parallel: int) -> dict[str, Any]:
     """Keyword arguments of Megatron's TransformerConfig; none for a dense model.
 
-    The router computes in fp32. If the weights of the chosen experts are scaled to a sum of 1, a softmax over the chosen
-    alone is the same as one over all, scaled.
+    The router computes in fp32. If the softmax weights of the chosen experts are scaled to a sum of 1, a softmax over the chosen
+    alone is the same as one over all, scaled. Megatron always scales the weights of sigmoid scores to a sum of 1. It would move the
+    corrections by the experts' load, at a rate that is 0 here.
     """
+    experts = architecture.experts
     if experts is None:
         return {}
+    num_dense = experts.num_dense_layers
     return {
         "num_moe_experts": experts.count,
         "moe_ffn_hidden_size": experts.width,
+        "moe_layer_freq": [0] * num_dense + [1] * (architecture.num_layers - num_dense),
+        "moe_shared_expert_intermediate_size": experts.shared_width or None,
         "moe_router_topk": experts.per_token,
+        "moe_router_score_function": experts.scores,
         "moe_router_pre_softmax": not experts.renormalised,
+        "moe_router_enable_expert_bias": experts.corrected,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_topk_scaling_factor": None if experts.weight_factor == 1 else experts.weight_factor,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "expert_model_parallel_size": expert_parallel,
         "expert_tensor_parallel_size": 1,
     }
+
+
+def keep_constants(model: GPTModel) -> None:
+    """Give the constants of routers fp32 again, after the model was converted to another type."""
+    for module in model.modules():
+        if isinstance(module, TopKRouter) and module.expert_bias is not None:
+            module.expert_bias.data = module.expert_bias.data.float()
 
 
 def mark_experts(model: GPTModel) -> None:
@@ -130,13 +148,26 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     mark_experts(model)
     if config.recompute != "none":
         _let_gradients_through(model)
-    return model.to(transformer.params_dtype)
+    model.to(transformer.params_dtype)
+    keep_constants(model)
+    return model
 
 
 def _block(architecture: Architecture, transformer: TransformerConfig) -> Any:
     """The `TransformerBlockSubmodules` of this pipeline stage: with our attention, and norms that sequence parallelism allows."""
+    first = get_transformer_layer_offset(transformer)
+    layers = range(first, first + get_num_layers_to_build(transformer))
+    specs = {
+        experts: _layer(architecture, experts) for experts in {architecture.experts_of(one) for one in layers}
+    }
+    return TransformerBlockSubmodules(
+        layer_specs=[specs[architecture.experts_of(one)] for one in layers], layer_norm=cast(Any, RmsNorm)
+    )
+
+
+def _layer(architecture: Architecture, experts: Experts | None) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(
-        num_experts=architecture.experts.count if architecture.experts else None,
+        num_experts=experts.count if experts else None,
         qk_layernorm=architecture.normed_qk,
         normalization="RMSNorm",
     )
@@ -146,9 +177,7 @@ def _block(architecture: Architecture, transformer: TransformerConfig) -> Any:
     attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
     if architecture.normed_qk:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[spec] * get_num_layers_to_build(transformer), layer_norm=cast(Any, RmsNorm)
-    )
+    return spec
 
 
 def _mark_divided(model: GPTModel) -> None:
@@ -220,7 +249,7 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
         calculate_per_token_loss=True,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # variable_seq_lengths requires it, for dense models too
-        **expert_options(architecture.experts, expert_parallel=config.expert_parallel),
+        **expert_options(architecture, expert_parallel=config.expert_parallel),
         batch_p2p_sync=False,
         apply_rope_fusion=False,
         bias_activation_fusion=False,

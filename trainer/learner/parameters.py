@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from trainer.learner.architecture import Architecture
+from trainer.learner.architecture import Architecture, Experts
 from trainer.learner.families.registry import FAMILIES
 
 Kind = Literal["whole", "stacked", "qkv", "gate_up", "rows", "columns"]
@@ -27,6 +27,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...]  # the Hugging Face tensors that it consists of; without the layer
     kind: Kind
     shape: tuple[int, ...]  # on a single process
+    is_constant: bool = False  # part of the model, but never trained; fp32 whatever the type of the others
 
     @property
     def is_divided(self) -> bool:
@@ -77,12 +78,20 @@ def outer_parameters(architecture: Architecture) -> dict[str, Parameter]:
     }
 
 
-def layer_parameters(architecture: Architecture) -> list[Parameter]:
-    """The parameters of a layer. A parameter of experts is one of each expert."""
+CORRECTION = "mlp.router.expert_bias"
+
+
+def layer_parameters(architecture: Architecture, layer: int) -> list[Parameter]:
+    """The parameters of a layer, counted from 0. A parameter of experts is one of each expert."""
     names = FAMILIES[architecture.family].layer_names
+    experts = architecture.experts_of(layer)
     return [
-        Parameter(name=name, origins=names[name], kind=kind, shape=shape)
-        for name, kind, shape in (*_attention(architecture), *_mlp(architecture))
+        Parameter(name=name, origins=names[name], kind=kind, shape=shape, is_constant=name == CORRECTION)
+        for name, kind, shape in (
+            *_attention(architecture),
+            *(_mlp("mlp", architecture.mlp_width, architecture.width) if experts is None else ()),
+            *(_mixture(experts, architecture.width) if experts else ()),
+        )
     ]
 
 
@@ -104,12 +113,16 @@ def _attention(architecture: Architecture) -> Iterator[Shaped]:
     yield "pre_mlp_layernorm.weight", "whole", (width,)
 
 
-def _mlp(architecture: Architecture) -> Iterator[Shaped]:
-    width, experts = architecture.width, architecture.experts
-    if experts is None:
-        yield "mlp.linear_fc1.weight", "gate_up", (2 * architecture.mlp_width, width)
-        yield "mlp.linear_fc2.weight", "columns", (width, architecture.mlp_width)
-        return
+def _mlp(name: str, mlp_width: int, width: int) -> Iterator[Shaped]:
+    yield f"{name}.linear_fc1.weight", "gate_up", (2 * mlp_width, width)
+    yield f"{name}.linear_fc2.weight", "columns", (width, mlp_width)
+
+
+def _mixture(experts: Experts, width: int) -> Iterator[Shaped]:
     yield "mlp.router.weight", "whole", (experts.count, width)
+    if experts.corrected:
+        yield CORRECTION, "whole", (experts.count,)
     yield f"mlp.experts.local_experts.{EXPERT}.linear_fc1.weight", "stacked", (2 * experts.width, width)
     yield f"mlp.experts.local_experts.{EXPERT}.linear_fc2.weight", "whole", (width, experts.width)
+    if experts.shared_width:
+        yield from _mlp("mlp.shared_experts", experts.shared_width, width)

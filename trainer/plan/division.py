@@ -4,6 +4,7 @@ The shape is read from the model's own directory or, before the model is downloa
 name. `trainer/plan/models/` holds the configurations of known models, without weights. `trainer/learner/lora.py` makes the adapters.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -142,36 +143,40 @@ class Division(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldParameter(msgspec.Struct, frozen=True):
-    """One process's part of a parameter, by Megatron's name; a layer's parameter covers all of its layers together."""
+    """One process's part of a parameter, by Megatron's name; a layer's parameter covers the same parameter of all of its layers."""
 
     name: str
     num_values: int
     is_expert: bool = False
+    num_layers: int = 1
 
 
 def parameters(
     architecture: Architecture, division: Division, stage: int, lora: LoraConfig | None = None
 ) -> Iterator[HeldParameter]:
-    """The parameters of a process of pipeline stage `stage`."""
+    """The parameters of a process of pipeline stage `stage`, without the few constants that are not trained."""
     tensor, outer = division.tensor, outer_parameters(architecture)
     is_first, is_last = stage == 0, stage == division.pipeline - 1
     # A tied output layer on a stage of its own needs a copy of the embedding there.
     if is_first or (is_last and architecture.tied):
         yield HeldParameter(EMBEDDING, outer[EMBEDDING].num_values(tensor))
     num_layers = architecture.num_layers // division.pipeline
-    for parameter in layer_parameters(architecture):
-        copies = (
-            architecture.experts.count // division.expert
-            if parameter.is_expert and architecture.experts
-            else 1
-        )
+    for parameter, count in Counter(
+        parameter
+        for layer in range(stage * num_layers, (stage + 1) * num_layers)
+        for parameter in layer_parameters(architecture, layer)
+        if not parameter.is_constant
+    ).items():
+        experts = architecture.experts
+        copies = experts.count // division.expert if parameter.is_expert and experts else 1
         yield HeldParameter(
             "decoder.layers." + parameter.name.replace(f".{EXPERT}", ""),
-            num_layers * copies * parameter.num_values(tensor),
+            count * copies * parameter.num_values(tensor),
             parameter.is_expert,
+            count,
         )
     for name, num_values in adapter_sizes(architecture, lora, tensor) if lora else ():
-        yield HeldParameter(f"decoder.layers.{name}", num_layers * num_values)
+        yield HeldParameter(f"decoder.layers.{name}", num_layers * num_values, num_layers=num_layers)
     if is_last:
         yield HeldParameter(FINAL_NORM, outer[FINAL_NORM].num_values(tensor))
         if not architecture.tied:

@@ -37,7 +37,9 @@ def saved_bytes(architecture: Architecture, config: LearnerConfig) -> float:
 
 def outer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
     """Bytes kept outside of the layers, per position: the input of the last norm, and the angles of the rotary embedding."""
-    angles = ANGLES * FP32_BYTES * architecture.head_width / config.context_parallel
+    angles = (
+        ANGLES * FP32_BYTES * (architecture.rotary_width or architecture.head_width) / config.context_parallel
+    )
     return _stream(architecture, config) + angles
 
 
@@ -96,15 +98,22 @@ def _attention(architecture: Architecture, config: LearnerConfig) -> float:
 
 
 def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
-    """Bytes of the joint output of gate and up projection, the activated gate, the up projection again, and their product."""
+    """Bytes of the joint output of gate and up projection, the activated gate, the up projection again, and their product. The first layers
+    of a mixture, if they have no experts, count like the others.
+    """
     size = VALUE_BYTES[config.dtype]
     if architecture.experts is None:
-        return 5 * architecture.mlp_width * size / config.tensor_parallel / config.context_parallel
+        return _dense(architecture.mlp_width, config)
     experts = architecture.experts
     # The product is kept before and after it is weighted. Each chosen token goes to its expert together with its weight and its index.
     per_choice = (6 * experts.width + architecture.width) * size + 2 * FP32_BYTES + 2 * INDEX_BYTES
     router = experts.count * (3 * FP32_BYTES + 1)
-    return (experts.per_token * per_choice + router) / _stream_parts(config)
+    routed = (experts.per_token * per_choice + router) / _stream_parts(config)
+    return routed + _dense(experts.shared_width, config)
+
+
+def _dense(mlp_width: int, config: LearnerConfig) -> float:
+    return 5 * mlp_width * VALUE_BYTES[config.dtype] / config.tensor_parallel / config.context_parallel
 
 
 CONTEXT_BYTES = 2 * GIB  # CUDA's context, the buffers of NCCL and of cuBLAS
@@ -174,7 +183,7 @@ def rank_memory(
     num_owned = _share(trained, division) if config.distributed_optimizer else _count(trained)
     optimizer = num_owned * OPTIMIZER_BYTES[config.dtype]
     on_host = optimizer if config.offload_optimizer else 0
-    num_dealt = _dealt(trained, division, architecture)
+    num_dealt = _dealt(trained, division)
     past = config.snapshots_kept + (config.loss.reference_kl > 0)
     num_saved = num_owned if config.distributed_optimizer else num_dealt
     return RankMemory(
@@ -190,7 +199,7 @@ def rank_memory(
         # Snapshots are of the trained weights alone.
         host_snapshots=(past + 1 if past else 0) * num_dealt * WEIGHT_BYTES[config.dtype],
         host_undo=_undo_bytes(held, num_owned, config),
-        host_checkpoint=_dealt(held, division, architecture) * WEIGHT_BYTES[config.dtype]
+        host_checkpoint=_dealt(held, division) * WEIGHT_BYTES[config.dtype]
         + num_saved * OPTIMIZER_BYTES[config.dtype],
     )
 
@@ -224,16 +233,9 @@ def _share(held: Iterable[HeldParameter], division: Division) -> int:
     return sum(-(-parameter.num_values // copies[parameter.is_expert]) for parameter in held)
 
 
-def _dealt(held: Sequence[HeldParameter], division: Division, architecture: Architecture) -> int:
+def _dealt(held: Sequence[HeldParameter], division: Division) -> int:
     """The largest number of values that one process keeps, if the processes that hold the same values distribute whole parameters."""
-    num_layers = architecture.num_layers // division.pipeline
-    largest = max(
-        (
-            parameter.num_values // (num_layers if parameter.name.startswith("decoder.layers.") else 1)
-            for parameter in held
-        ),
-        default=0,
-    )
+    largest = max((parameter.num_values // parameter.num_layers for parameter in held), default=0)
     return max(_share(held, division), largest)
 
 

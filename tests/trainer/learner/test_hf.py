@@ -1,5 +1,7 @@
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.trainer.learner.tiny import (
+    EXPERTS,
+    GLM4_MOE,
     MINISTRAL3,
     config,
     gradients,
@@ -26,7 +30,7 @@ from trainer.learner.logprobs import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
 
-FAMILIES = {
+DENSE: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, tied": {"tie_word_embeddings": True},
     "llama, as 3.1 stretches": {
@@ -79,13 +83,29 @@ FAMILIES = {
 }
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe, renormalised": EXPERTS | {"norm_topk_prob": True},
+    "qwen3_moe, as the softmax gives them": EXPERTS | {"norm_topk_prob": False},
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe, as Air": GLM4_MOE
+    | {"use_qk_norm": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 2},
+}
+FAMILIES = DENSE | MIXTURES
 FAR_POSITION = 32_000
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family = request.param.split(",")[0]
-    return write_model(tmp_path_factory.mktemp("model"), family, **FAMILIES[request.param])
+    return made(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=DENSE)
+def dense_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(request.param, tmp_path_factory)
+
+
+def made(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), name.split(",")[0], **FAMILIES[name])
 
 
 def logits_of(directory: Path, tokens: Tensor, *, first_position: int = 0) -> Tensor:
@@ -123,23 +143,25 @@ def reference_logits(directory: Path, tokens: Tensor, *, first_position: int = 0
 
 
 @pytest.mark.cpu_only
-def test_logits_are_those_of_hugging_face_bit_for_bit(model_directory: Path) -> None:
+def test_logits_are_those_of_hugging_face_bit_for_bit(dense_directory: Path) -> None:
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(logits_of(model_directory, tokens), reference_logits(model_directory, tokens))
+    assert torch.equal(logits_of(dense_directory, tokens), reference_logits(dense_directory, tokens))
 
 
-def test_logits_are_those_of_hugging_face(model_directory: Path) -> None:
+@pytest.mark.parametrize("first_position", [0, FAR_POSITION])
+def test_logits_are_those_of_hugging_face(model_directory: Path, first_position: int) -> None:
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
-    expected = reference_logits(model_directory, tokens)
-    torch.testing.assert_close(logits_of(model_directory, tokens), expected, rtol=1e-4, atol=1e-4)
+    expected = reference_logits(model_directory, tokens, first_position=first_position)
+    found = logits_of(model_directory, tokens, first_position=first_position)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.cpu_only
-def test_logits_at_far_positions_are_those_of_hugging_face_bit_for_bit(model_directory: Path) -> None:
+def test_logits_at_far_positions_are_those_of_hugging_face_bit_for_bit(dense_directory: Path) -> None:
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
     far = {"first_position": FAR_POSITION}
     assert torch.equal(
-        logits_of(model_directory, tokens, **far), reference_logits(model_directory, tokens, **far)
+        logits_of(dense_directory, tokens, **far), reference_logits(dense_directory, tokens, **far)
     )
 
 
@@ -159,7 +181,10 @@ def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory:
         loss -= (expected * torch.from_numpy(sample.advantages_T[1:]))[trained].sum()
     (loss / sum(int(sample.trained_T.sum()) for sample in samples)).backward()
     expected_gradients = {
-        name: one.grad for name, one in reference.named_parameters() if one.grad is not None
+        name: gradient
+        for parameter, one in reference.named_parameters()
+        if one.grad is not None
+        for name, gradient in as_published(parameter, one.grad)
     }
     scale = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
     architecture = learner._architecture
@@ -174,6 +199,20 @@ def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory:
     assert found.keys() == expected_gradients.keys()
     for name, expected in expected_gradients.items():
         torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-5 * scale)
+
+
+def as_published(name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by the names that they have in files, where each expert has its own; transformers stacks all experts of a layer."""
+    match name.rpartition(".experts."):
+        case layer, ".experts.", "gate_up_proj":
+            for expert, both in enumerate(gradient):
+                for part, half in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                    yield f"{layer}.experts.{expert}.{part}.weight", half
+        case layer, ".experts.", "down_proj":
+            for expert, down in enumerate(gradient):
+                yield f"{layer}.experts.{expert}.down_proj.weight", down
+        case _:
+            yield name, gradient
 
 
 @pytest.mark.slow
@@ -191,15 +230,15 @@ def test_weights_come_back_bit_for_bit_from_a_checkpoint(model_directory: Path, 
     "swapped", [("mlp.gate_proj", "mlp.up_proj"), ("self_attn.k_proj", "self_attn.v_proj")]
 )
 def test_swapped_weights_would_be_noticed(
-    model_directory: Path, tmp_path: Path, swapped: tuple[str, str]
+    dense_directory: Path, tmp_path: Path, swapped: tuple[str, str]
 ) -> None:
-    shutil.copytree(model_directory, tmp_path / "swapped")
-    tensors = load_file(model_directory / hf.SINGLE_FILE)
+    shutil.copytree(dense_directory, tmp_path / "swapped")
+    tensors = load_file(dense_directory / hf.SINGLE_FILE)
     left, right = (f"model.layers.1.{name}.weight" for name in swapped)
     tensors[left], tensors[right] = tensors[right], tensors[left]
     save_file(tensors, tmp_path / "swapped" / hf.SINGLE_FILE)
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
-    difference = logits_of(tmp_path / "swapped", tokens) - reference_logits(model_directory, tokens)
+    difference = logits_of(tmp_path / "swapped", tokens) - reference_logits(dense_directory, tokens)
     assert difference.abs().max() > 0.1
 
 

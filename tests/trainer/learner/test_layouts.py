@@ -14,6 +14,7 @@ from tests.trainer.forking import run_ranks
 from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
 from tests.trainer.learner.tiny import (
     EXPERTS,
+    GLM4_MOE,
     MINISTRAL3,
     config,
     largest_difference,
@@ -72,6 +73,11 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         | {"distributed_optimizer": True},
         "ministral3, sequence, context": SEQUENCE | CONTEXT,
         "seed_oss, tensor, pipeline": TENSOR | PIPELINE,
+        "glm4, data": EXPERT,
+        "glm4, sequence": EXPERT | SEQUENCE,
+        "glm4, context": EXPERT | CONTEXT,
+        "glm4, pipeline": EXPERT | PIPELINE,
+        "glm4, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
         "experts, data": EXPERT,
         "experts, data, distributed optimizer": EXPERT | {"distributed_optimizer": True},
         "experts of four": {"expert_parallel": 4},
@@ -132,6 +138,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "seed_oss": write_model(
             tmp_path_factory.mktemp("seed_oss"), "seed_oss", head_dim=32, pad_token_id=None
         ),
+        "glm4": write_model(tmp_path_factory.mktemp("glm4"), "glm4_moe", **GLM4_MOE),
         "tied": tied,
         "replayed": experts,
         "experts": experts,

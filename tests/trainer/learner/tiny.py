@@ -40,6 +40,17 @@ MINISTRAL3 = {
         "llama_4_scaling_beta": 0.1,
     },
 }
+GLM4_MOE = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "attention_bias": True,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+}
 LENGTHS = (7, 33, 2, 20, 12, 28)
 
 
@@ -53,6 +64,9 @@ def write_model(directory: Path, family: str, **changes: Any) -> Path:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(directory)
     return directory
 

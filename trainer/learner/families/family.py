@@ -27,6 +27,17 @@ LAYER_NAMES: Mapping[str, tuple[str, ...]] = {
 """Llama's names of the tensors that make up each parameter of a layer of Megatron, which most families have, too; without the layer."""
 
 
+EXPERT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "mlp.router.weight": ("mlp.gate.weight",),
+    "mlp.experts.local_experts.{expert}.linear_fc1.weight": (
+        "mlp.experts.{expert}.gate_proj.weight",
+        "mlp.experts.{expert}.up_proj.weight",
+    ),
+    "mlp.experts.local_experts.{expert}.linear_fc2.weight": ("mlp.experts.{expert}.down_proj.weight",),
+}
+"""The names of a router and its experts in most families; `{expert}` is the number of an expert."""
+
+
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of `config.json` that all families have, by their Hugging Face names. A field is a key of the file, and its default is what
     transformers takes where the file lacks the key.
@@ -76,16 +87,20 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             rope_scaling=_read_rope(rope_type, rope),
             tied=bool(self.tie_word_embeddings),
             experts=self.experts(),
+            rotary_width=self.rotary_width(),
         )
 
     def experts(self) -> Experts | None:
         """The mixture of experts that each layer has in place of an MLP; None if it has an MLP."""
         return None
 
+    def rotary_width(self) -> int | None:
+        """The number of a head's first dimensions that are rotated; None: all."""
+        return None
+
     def unsupported(self) -> Mapping[str, bool]:
         """The settings that the learner does not compute, each with whether this model has it."""
         rope_type, rope = self._rope
-        partial = rope.get("partial_rotary_factor") or self.partial_rotary_factor or 1.0
         return {
             f"rope_type {rope_type!r}": rope_type not in ("default", *ROPE_TYPES),
             "attention_bias": bool(self.attention_bias),
@@ -95,9 +110,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             # transformers knows the first and engines the second: one of them would compute something else
             "a rope attention_factor": rope.get("attention_factor") is not None,
             "a rope attn_factor": (rope.get("attn_factor") or 1.0) != 1.0,
-            "partial_rotary_factor": partial != 1.0,
+            "partial_rotary_factor": self.rotary_width() is None and self.rotary_share != 1.0,
             "attention_dropout": bool(self.attention_dropout),
         }
+
+    @property
+    def rotary_share(self) -> float:
+        """The share of a head's dimensions that `config.json` says are rotated."""
+        return self._rope[1].get("partial_rotary_factor") or self.partial_rotary_factor or 1.0
 
     @property
     def _rope(self) -> tuple[str, dict[str, Any]]:

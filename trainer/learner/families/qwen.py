@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from trainer.learner.architecture import Architecture, Experts
-from trainer.learner.families.family import LAYER_NAMES, Family
+from trainer.learner.families.family import EXPERT_NAMES, LAYER_NAMES, Family
 
 
 class Qwen2(Family, frozen=True, kw_only=True):
@@ -33,15 +33,7 @@ class Qwen3(Family, frozen=True, kw_only=True):
 
 class Qwen3Mixture(Family, frozen=True, kw_only=True):
     models: ClassVar = "Qwen3's mixture of experts"
-    layer_names: ClassVar = {
-        **LAYER_NAMES,
-        "mlp.router.weight": ("mlp.gate.weight",),
-        "mlp.experts.local_experts.{expert}.linear_fc1.weight": (
-            "mlp.experts.{expert}.gate_proj.weight",
-            "mlp.experts.{expert}.up_proj.weight",
-        ),
-        "mlp.experts.local_experts.{expert}.linear_fc2.weight": ("mlp.experts.{expert}.down_proj.weight",),
-    }
+    layer_names: ClassVar = {**LAYER_NAMES, **EXPERT_NAMES}
 
     num_experts: int | None = None
     num_local_experts: int | None = None  # the same, as transformers 5 writes it

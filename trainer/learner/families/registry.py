@@ -11,6 +11,7 @@ import msgspec
 from pipeline.model_config import language_keys
 from trainer.learner.architecture import Architecture
 from trainer.learner.families.family import Family
+from trainer.learner.families.glm import Glm4Mixture
 from trainer.learner.families.llama import Llama
 from trainer.learner.families.mistral import Ministral3, Mistral
 from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
@@ -26,6 +27,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "ministral3": Ministral3,
     "seed_oss": SeedOss,
     "smollm3": SmolLM3,
+    "glm4_moe": Glm4Mixture,
 }
 
 TRAINED = "; ".join(family.models for family in FAMILIES.values())
