@@ -36,6 +36,8 @@ CREDIT, PACKING = "trainer/batching/credit.py", "trainer/batching/packing.py"
 COLLATE, SAMPLES = "trainer/batching/collate.py", "trainer/batching/samples.py"
 REGISTRY, TOKENS = "trainer/learner/objectives/registry.py", "trainer/learner/objectives/tokens.py"
 LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
+FAMILIES, ATTENTION = "trainer/learner/families", "trainer/learner/attention.py"
+MODEL, PARAMETERS = "trainer/learner/model.py", "trainer/learner/parameters.py"
 PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
 TRANSPORT = "trainer/weights/transport.py"
 TRAJECTORY = "pipeline/trajectory.py"
@@ -421,6 +423,158 @@ MUTANTS: dict[str, list[Mutant]] = {
             "weights.version <= newest.version:",
             "weights.version < newest.version:",
             "a version may be announced twice",
+        ),
+    ],
+    "families": [
+        Mutant(
+            f"{FAMILIES}/family.py",
+            'rope.get("rope_theta") or self.rope_theta or',
+            "self.rope_theta or",
+            "the base of the rotary embedding is read from its older place alone",
+        ),
+        Mutant(
+            f"{FAMILIES}/family.py",
+            "num_key_value_heads=self.num_key_value_heads or self.num_attention_heads",
+            "num_key_value_heads=self.num_attention_heads",
+            "each head has a key of its own",
+        ),
+        Mutant(
+            f"{FAMILIES}/family.py",
+            "head_width=self.head_dim or self.hidden_size",
+            "head_width=self.hidden_size",
+            "the size of a head is that of the model over its heads",
+        ),
+        Mutant(
+            f"{FAMILIES}/family.py",
+            '"quantization_config": bool(self.quantization_config),',
+            '"quantization_config": False,',
+            "weights in eight bits are read as they are",
+        ),
+        Mutant(
+            f"{FAMILIES}/family.py",
+            '"self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",)',
+            '"self_attention.q_layernorm.weight": ("self_attn.k_norm.weight",)',
+            "queries are normalised as keys",
+        ),
+        Mutant(
+            f"{FAMILIES}/smollm3.py",
+            "(layer + 1) % interval != 0",
+            "layer % interval != 0",
+            "other layers of SmolLM3 ignore positions",
+        ),
+        Mutant(
+            f"{FAMILIES}/smollm3.py",
+            "if not given[layer])",
+            "if given[layer])",
+            "layers that should rotate do not",
+        ),
+        Mutant(
+            f"{FAMILIES}/seed_oss.py",
+            "biased_qkv=bool(self.attention_bias)",
+            "biased_qkv=True",
+            "Seed-OSS has biases in any case",
+        ),
+        Mutant(
+            f"{FAMILIES}/mistral.py",
+            "self.sliding_window is not None,",
+            "False,",
+            "a window of attention is ignored",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            "weight_factor=self.routed_scaling_factor",
+            "weight_factor=1.0",
+            "the weights of experts are not scaled",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            "corrected=True",
+            "corrected=False",
+            "experts are chosen without their corrections",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            'scores="sigmoid"',
+            'scores="softmax"',
+            "experts are scored against each other",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            "shared_width=self.n_shared_experts * self.moe_intermediate_size",
+            "shared_width=self.moe_intermediate_size",
+            "of several shared experts one is built",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            "num_dense_layers=self.first_k_dense_replace",
+            "num_dense_layers=1",
+            "all models have one layer without experts",
+        ),
+        Mutant(
+            f"{FAMILIES}/glm.py",
+            "self.n_group != self.topk_group",
+            "False",
+            "experts in groups are chosen as if they had none",
+        ),
+        Mutant(
+            ATTENTION,
+            "exponents = torch.arange(0, width, 2, dtype=torch.float32) / width",
+            "exponents = torch.arange(0, width, 2, dtype=torch.float32) / architecture.head_width",
+            "a part of a head is rotated as slowly as the whole",
+        ),
+        Mutant(
+            ATTENTION,
+            "torch.cat([turned, vectors_LHD[..., width:]], dim=-1)",
+            "torch.cat([vectors_LHD[..., width:], turned], dim=-1)",
+            "the rest of a head comes before what is rotated",
+        ),
+        Mutant(
+            ATTENTION,
+            "torch.where(wavelengths > longest, frequencies / rope.factor, mixed)",
+            "mixed",
+            "the longest wavelengths of Llama 3.1 are mixed, too",
+        ),
+        Mutant(
+            ATTENTION,
+            "layer_number - 1 not in architecture.unrotated_layers",
+            "layer_number not in architecture.unrotated_layers",
+            "the layer before the one that ignores positions ignores them",
+        ),
+        Mutant(
+            ATTENTION,
+            "torch.floor(positions_L / scaling.original_positions)",
+            "positions_L / scaling.original_positions",
+            "queries are scaled between the steps, too",
+        ),
+        Mutant(
+            MODEL,
+            '"moe_router_bias_update_rate": 0.0,',
+            '"moe_router_bias_update_rate": 1e-3,',
+            "the corrections of experts move with their load",
+        ),
+        Mutant(
+            MODEL,
+            "    model.to(transformer.params_dtype)\n    keep_constants(model)\n",
+            "    model.to(transformer.params_dtype)\n",
+            "the corrections of experts are rounded to half precision",
+        ),
+        Mutant(
+            MODEL,
+            "[0] * num_dense + [1] * (architecture.num_layers - num_dense)",
+            "[1] * architecture.num_layers",
+            "all layers count as layers with experts",
+        ),
+        Mutant(
+            PARAMETERS,
+            "experts = architecture.experts_of(layer)",
+            "experts = architecture.experts_of(0)",
+            "all layers have the parameters of the first",
+        ),
+        Mutant(
+            "trainer/plan/division.py",
+            "count * copies * parameter.num_values(tensor)",
+            "num_layers * copies * parameter.num_values(tensor)",
+            "each parameter is counted for all layers",
         ),
     ],
     "foreign": [

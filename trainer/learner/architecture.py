@@ -28,9 +28,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     scores: Literal["softmax", "sigmoid"] = "softmax"  # what the router makes of its logits
     corrected: bool = False  # whether a constant of each expert is added to its score for the choice, but not for its weight
     weight_factor: float = 1.0  # factor of the weights of the chosen experts
-    shared_width: int = (
-        0  # inner width of an MLP that every token passes beside its experts; 0 if there is none
-    )
+    shared_width: int = 0  # inner width of an MLP that every token passes beside its experts; 0: none
     num_dense_layers: int = 0  # the first layers, which have an MLP and no experts
 
 

@@ -238,6 +238,7 @@ def kind_of(name: str) -> str:
         "smollm3",
         "ministral3",
         "seed_oss",
+        "glm4",
         "tied",
         "replayed",
         "experts",

@@ -68,6 +68,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     attention_dropout: float | None = 0.0
     mlp_bias: bool | None = False
     use_sliding_window: bool | None = False
+    quantization_config: dict[str, Any] | None = None
 
     def architecture(self) -> Architecture:
         """The architecture of the model. Raises ValueError for a key that is missing or out of range."""
@@ -112,6 +113,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             "a rope attn_factor": (rope.get("attn_factor") or 1.0) != 1.0,
             "partial_rotary_factor": self.rotary_width() is None and self.rotary_share != 1.0,
             "attention_dropout": bool(self.attention_dropout),
+            "quantization_config": bool(self.quantization_config),
         }
 
     @property

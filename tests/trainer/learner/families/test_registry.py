@@ -27,6 +27,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": YARN | {"attn_factor": 1.2}}, "attn_factor"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
