@@ -1,5 +1,6 @@
 """Routing replay: tokens go to the experts that an engine reported, as in Hugging Face's model with the same choice."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.trainer.learner.tiny import (
+    GLM4_MOE,
     assert_same_run,
     config,
     gradients,
@@ -17,6 +19,7 @@ from tests.trainer.learner.tiny import (
     reference_logprobs,
     routed,
     train,
+    write_model,
 )
 from trainer.batching.batch import Sample
 from trainer.learner.architecture import layout_faults
@@ -53,6 +56,32 @@ def test_logprobs_are_those_of_the_reported_experts(qwen3_moe: Path) -> None:
         np.testing.assert_allclose(observed[1:][kept], expected[kept], atol=2e-5)
         if sample.num_tokens > 2:
             assert np.abs(observed - unforced).max() > 0.1
+
+
+def test_a_model_whose_first_layer_has_no_experts_replays_those_of_the_others(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "glm4_moe", **GLM4_MOE)
+    samples = routed(make_samples(), read_architecture(directory))
+    learner = Learner(config(routing_replay=True, micro_batch_tokens=200), model_directory=directory)
+    for sample, observed in zip(samples, learner.logprobs(samples, 1.0), strict=True):
+        reference = read_reference(directory)
+        assert sample.routing is not None
+        experts = torch.from_numpy(sample.routing.reshape(sample.num_tokens - 1, 4, -1)).long()
+        for number, layer in enumerate(reference.model.layers[1:], 1):
+            layer.mlp.route_tokens_to_experts = partial(chosen_weights, layer.mlp, experts[:, number])
+        expected = reference_logprobs(reference, sample).detach().numpy()
+        kept = sample.trained_T[1:]
+        np.testing.assert_allclose(observed[1:][kept], expected[kept], atol=2e-5)
+
+
+def chosen_weights(
+    mlp: torch.nn.Module, experts: torch.Tensor, logits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each position and their weights, as GLM's router weighs them; the last position, which is no input of ours, gets the
+    first experts.
+    """
+    chosen = torch.cat([experts, torch.arange(mlp.top_k)[None]])
+    scores = logits.sigmoid().gather(1, chosen)
+    return chosen, scores / scores.sum(-1, keepdim=True) * mlp.routed_scaling_factor
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
