@@ -67,9 +67,9 @@ def test_a_recipe_that_works_passes_the_dry_run_which_writes_nothing(call, recip
     [
         (
             {"model_type": "mixtral"},
-            "error: the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture",
+            "error: the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture",
         ),
-        ({"mlp_bias": True}, "mlp_bias is not supported by the learner"),
+        ({"mlp_bias": True}, "has mlp_bias, which the learner does not compute"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_its_tokenizer_and_task
     assert call(*DRY) == 2
     line = the_line(capsys)
     assert line.startswith(
-        "error: the learner trains Llama (2 and 3.0, SmolLM2), Qwen2, Qwen2.5, Qwen3 and Qwen3's mixture of experts"
+        "error: the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture of experts"
     )
     assert "model_type 'qwen3_5'" in line
 

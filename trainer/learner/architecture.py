@@ -29,7 +29,13 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     corrected: bool = False  # whether a constant of each expert is added to its score for the choice, but not for its weight
     weight_factor: float = 1.0  # factor of the weights of the chosen experts
     shared_width: int = 0  # inner width of an MLP that every token passes beside its experts; 0: none
-    num_dense_layers: int = 0  # the first layers, which have an MLP and no experts
+    num_dense_layers: int = 0  # the number of first layers that have an MLP and no experts
+    in_one_tensor: bool = (
+        False  # whether Hugging Face keeps those of a layer in one tensor for each projection
+    )
+    gate_limit: float | None = (
+        None  # gpt-oss's gate, clamped to this: quick GELU of the gate times the other projection plus 1
+    )
 
 
 class Yarn(
@@ -49,8 +55,10 @@ class Yarn(
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.factor < 1 or self.original_positions < 1:
-            raise ValueError("YaRN needs a factor and original_max_position_embeddings of 1 or more")
+        if self.factor < 1 or self.original_positions < 1 or min(self.beta_fast, self.beta_slow) <= 0:
+            raise ValueError(
+                "YaRN needs a factor and original_max_position_embeddings of 1 or more, and beta_fast and beta_slow above 0"
+            )
 
     @property
     def magnitude(self) -> float:
@@ -78,9 +86,14 @@ class Llama3Rope(
     original_positions: int
 
     def __post_init__(self) -> None:
-        if self.factor < 1 or self.original_positions < 1 or self.low_freq_factor >= self.high_freq_factor:
+        if (
+            self.factor < 1
+            or self.original_positions < 1
+            or not 0 < self.low_freq_factor < self.high_freq_factor
+        ):
             raise ValueError(
-                "a factor and original_max_position_embeddings of 1 or more are needed, and a low_freq_factor below high_freq_factor"
+                "a factor and original_max_position_embeddings of 1 or more are needed, and a low_freq_factor above 0 and below "
+                "high_freq_factor"
             )
 
 
@@ -111,12 +124,20 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     rope_scaling: Yarn | Llama3Rope | None = None
     query_scaling: QueryScaling | None = None
     unrotated_layers: frozenset[int] = frozenset()  # numbers, from 0, of the layers that ignore positions
+    window: int | None = (
+        None  # the number of positions, its own included, that a position attends to in windowed layers
+    )
+    windowed_layers: frozenset[int] = frozenset()  # their numbers, from 0
+    sinks: bool = False  # whether each head has one more logit, of no value, in the softmax of its attention
     biased_qkv: bool = False  # whether query, key and value projections have biases
+    biased: bool = (
+        False  # whether all projections of a layer have biases, those of experts and their router included
+    )
     normed_qk: bool = False  # whether the queries and keys of each head are normalised
 
     @property
     def routing_width(self) -> int:
-        """The number of experts that one token passes over all layers; 0 for a dense model."""
+        """The number of experts in a report for one token, which covers all layers, with experts or not; 0 for a dense model."""
         return self.num_layers * self.experts.per_token if self.experts else 0
 
     def reported_experts(self, config: LearnerConfig) -> int:
@@ -190,9 +211,7 @@ def forward_flops(
     sizes = list(lengths)
     num_positions = sum(sizes)
     matrices = architecture.num_layers * _attention_matrices(architecture) + _mlp_matrices(architecture)
-    layers = 2 * num_positions * matrices + architecture.num_layers * sum(
-        attention_flops(architecture, length) for length in sizes
-    )
+    layers = 2 * num_positions * matrices + sum(attention_flops(architecture, length) for length in sizes)
     rows = num_positions if num_head_positions is None else num_head_positions
     return layers + 2 * rows * architecture.width * architecture.vocab_size
 
@@ -217,9 +236,14 @@ def recomputed_flops(architecture: Architecture, lengths: Iterable[int], recompu
 
 
 def attention_flops(architecture: Architecture, length: int) -> int:
-    """Operations for the scores and weighted values of one sample in one layer: position t attends to t positions, itself included."""
+    """Operations for the scores and weighted values of one sample in all layers: position t attends to t positions, itself included, or to
+    those of its window.
+    """
     num_pairs = length * (length + 1) // 2
-    return 2 * 2 * num_pairs * architecture.num_heads * architecture.head_width
+    beyond = max(length - (architecture.window or length), 0)
+    num_windowed = len(architecture.windowed_layers)
+    all_pairs = architecture.num_layers * num_pairs - num_windowed * (beyond * (beyond + 1) // 2)
+    return 2 * 2 * all_pairs * architecture.num_heads * architecture.head_width
 
 
 def _attention_matrices(architecture: Architecture) -> int:

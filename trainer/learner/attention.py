@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     all_to_all_hp2sp,
     all_to_all_sp2hp,
@@ -39,7 +40,8 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from torch import Tensor
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from trainer.batching.packing import MicroBatch
@@ -151,6 +153,8 @@ class PackedAttention(MegatronModule):
         assert config.attention_dropout == 0.0
         assert config.kv_channels is not None
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+        self.window: int | None = None
+        self.sinks: nn.Parameter | None = None  # one for each head of this tensor-parallel rank
         self._parts = config.context_parallel_size
 
     def forward(
@@ -189,9 +193,20 @@ class PackedAttention(MegatronModule):
             attended_PHD = self.sample_by_sample(query_PHD, key_PHD, value_PHD, packed_seq_params)
         return attended_PHD.reshape(query_PHD.shape[0], -1)
 
+    def _sinks(self) -> Tensor | None:
+        """Those of the heads that this rank attends with: with context parallelism, a part of the heads of the tensor-parallel rank."""
+        if self.sinks is None:
+            return None
+        return self.sinks.chunk(self._parts)[parallel_state.get_context_parallel_rank()]
+
     def flash(
         self, query_PHD: Tensor, key_PHD: Tensor, value_PHD: Tensor, packing: PackedSeqParams
     ) -> Tensor:
+        # Any distance back, or what is within the window; none ahead.
+        window = (-1 if self.window is None else self.window - 1, 0)
+        sinks_H = self._sinks()
+        if sinks_H is not None:
+            return _SinkAttention.apply(query_PHD, key_PHD, value_PHD, sinks_H, packing, self.scale, window)
         attended_PHD = varlen_attn(
             query_PHD,
             key_PHD,
@@ -201,7 +216,7 @@ class PackedAttention(MegatronModule):
             packing.max_seqlen_q,
             packing.max_seqlen_kv,
             scale=self.scale,
-            window_size=(-1, 0),  # any distance back, none ahead
+            window_size=window,
             enable_gqa=query_PHD.size(1) != key_PHD.size(1),
         )
         assert isinstance(attended_PHD, Tensor), "a tuple only where the log-sum-exp is returned too"
@@ -213,17 +228,102 @@ class PackedAttention(MegatronModule):
         boundaries = packing.cu_seqlens_q.tolist()
         query_HPD, key_HPD, value_HPD = (x.transpose(0, 1) for x in (query_PHD, key_PHD, value_PHD))
         attended = [
-            F.scaled_dot_product_attention(
-                query_HPD[None, :, start:stop],
-                key_HPD[None, :, start:stop],
-                value_HPD[None, :, start:stop],
-                is_causal=True,
-                scale=self.scale,
-                enable_gqa=query_PHD.size(1) != key_PHD.size(1),
-            )
+            self._attend_sample(query_HPD[:, start:stop], key_HPD[:, start:stop], value_HPD[:, start:stop])
             for start, stop in pairwise(boundaries)
         ]
-        return torch.cat(attended, dim=2)[0].transpose(0, 1)
+        return torch.cat(attended, dim=1).transpose(0, 1)
+
+    def _attend_sample(self, query_HTD: Tensor, key_HTD: Tensor, value_HTD: Tensor) -> Tensor:
+        """Attention within one sample of T positions. With sinks it needs memory for T x T logits of each head."""
+        num_positions, sinks_H = query_HTD.size(1), self._sinks()
+        is_windowed = self.window is not None and self.window < num_positions
+        mask_TT = self._mask(num_positions, query_HTD.device) if is_windowed or sinks_H is not None else None
+        if sinks_H is None:
+            return F.scaled_dot_product_attention(
+                query_HTD[None],
+                key_HTD[None],
+                value_HTD[None],
+                attn_mask=mask_TT,
+                is_causal=mask_TT is None,
+                scale=self.scale,
+                enable_gqa=query_HTD.size(0) != key_HTD.size(0),
+            )[0]
+        assert mask_TT is not None
+        copies = query_HTD.size(0) // key_HTD.size(0)
+        key_HTD, value_HTD = (x.repeat_interleave(copies, 0) for x in (key_HTD, value_HTD))
+        logits_HTT = (query_HTD @ key_HTD.transpose(1, 2) * self.scale).masked_fill(~mask_TT, -torch.inf)
+        column_HT1 = sinks_H[:, None, None].expand(-1, num_positions, 1).to(logits_HTT.dtype)
+        weights_HTT = torch.cat([logits_HTT, column_HT1], dim=-1).softmax(-1)[..., :-1]
+        return weights_HTT @ value_HTD
+
+    def _mask(self, num_positions: int, device: torch.device) -> Tensor:
+        """Which positions each position attends to."""
+        mask_TT = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device).tril()
+        return mask_TT if self.window is None else mask_TT.triu(1 - self.window)
+
+
+class _SinkAttention(torch.autograd.Function):
+    """Flash attention in which each head has one more logit, its sink, that takes part in the softmax and has no value (gpt-oss).
+
+    With the output o and the log-sum-exp l of the other logits, and l' = log(exp(l) + exp(sink)), the output is o' = exp(l - l') o. The
+    kernel's backward pass uses the log-sum-exp only for the probabilities exp(logit - l), and the output only for its product with the
+    gradient g; with l' and o' in their place it therefore gives the gradients of queries, keys and values with the sink. The gradient of
+    the sink is the sum over positions of -exp(sink - l') g o'.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_PHD: Tensor,
+        key_PHD: Tensor,
+        value_PHD: Tensor,
+        sinks_H: Tensor,
+        packing: PackedSeqParams,
+        scale: float,
+        window: tuple[int, int],
+    ) -> Tensor:
+        ctx.lengths = (
+            packing.cu_seqlens_q,
+            packing.cu_seqlens_kv,
+            packing.max_seqlen_q,
+            packing.max_seqlen_kv,
+        )
+        ctx.options = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
+        attended_PHD, sums_HP, rng_state, unused, _ = _flash_forward(
+            query_PHD, key_PHD, value_PHD, *ctx.lengths, 0.0, True, return_debug_mask=False, **ctx.options
+        )
+        with_sink_HP = torch.logaddexp(sums_HP, sinks_H.float()[:, None])
+        kept_PH1 = (sums_HP - with_sink_HP).exp().T[..., None]
+        attended_PHD = (attended_PHD * kept_PH1).to(query_PHD.dtype)
+        ctx.save_for_backward(
+            query_PHD, key_PHD, value_PHD, sinks_H, attended_PHD, with_sink_HP, rng_state, unused
+        )
+        return attended_PHD
+
+    @staticmethod
+    def backward(ctx: Any, gradient_PHD: Tensor) -> tuple[Tensor | None, ...]:
+        query_PHD, key_PHD, value_PHD, sinks_H, attended_PHD, sums_HP, rng_state, unused = ctx.saved_tensors
+        of_qkv = _flash_backward(
+            gradient_PHD.contiguous(),
+            query_PHD,
+            key_PHD,
+            value_PHD,
+            attended_PHD,
+            sums_HP,
+            *ctx.lengths,
+            0.0,
+            True,
+            rng_state,
+            unused,
+            **ctx.options,
+        )
+        products_HP = (gradient_PHD.float() * attended_PHD.float()).sum(-1).T
+        of_sinks_H = -((sinks_H.float()[:, None] - sums_HP).exp() * products_HP).sum(1)
+        return *of_qkv, of_sinks_H.to(sinks_H.dtype), None, None, None
+
+
+_flash_forward = torch.ops.aten._flash_attention_forward
+_flash_backward = torch.ops.aten._flash_attention_backward
 
 
 class RotaryAttention(PackedAttention):
@@ -238,7 +338,13 @@ class RotaryAttention(PackedAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(config, layer_number, *args, **kwargs)
-        self._is_rotary = layer_number - 1 not in architecture.unrotated_layers
+        layer = layer_number - 1
+        self._is_rotary = layer not in architecture.unrotated_layers
+        self.window = architecture.window if layer in architecture.windowed_layers else None
+        if architecture.sinks:
+            num_heads = architecture.num_heads // config.tensor_model_parallel_size
+            self.sinks = nn.Parameter(torch.empty(num_heads))
+            set_tensor_model_parallel_attributes(self.sinks, is_parallel=True, dim=0, stride=1)
 
     def forward(
         self,
@@ -258,6 +364,20 @@ class RotaryAttention(PackedAttention):
         if packed_seq_params.query_scales_L11 is not None:
             query_LHD = query_LHD * packed_seq_params.query_scales_L11.to(query_LHD.dtype)
         return super().forward(query_LHD, key_LHD, value_LHD, attention_mask, packed_seq_params)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The sinks in checkpoints that other layouts can read."""
+        assert metadata is not None, "given by checkpoint.py"
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"sinks": 0},
+            sharded_offsets,
+            tp_group=backend.tensor_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
 
 
 class Positions:

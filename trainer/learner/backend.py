@@ -278,6 +278,12 @@ def _close_layout() -> None:
     parallel_state.destroy_model_parallel()
 
 
+def expert_parallel_group() -> distributed.ProcessGroup:
+    group = parallel_state.get_expert_model_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
 def tensor_parallel_group() -> distributed.ProcessGroup:
     group = parallel_state.get_tensor_model_parallel_group()
     assert isinstance(group, distributed.ProcessGroup)

@@ -35,6 +35,7 @@ from trainer.learner.families.registry import read_architecture
 from trainer.learner.hf import INDEX_FILE, SINGLE_FILE
 from trainer.learner.lora import SUFFIX, adapters
 from trainer.learner.model import build_model, keep_constants
+from trainer.learner.parameters import Parameter
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _HEADER_ALIGNMENT = 8
@@ -90,14 +91,16 @@ class Part:
     like: Tensor
     # reads the values when the part is written
     read: Callable[[], Tensor]
-    # whether the tensor-parallel ranks divide it; otherwise each of them holds the whole
+    # the ranks that hold it: those of the tensor-parallel group, or for a tensor that has all experts, of the expert-parallel group
+    group: distributed.ProcessGroup
+    # whether they divide it; otherwise each of them holds the whole
     is_divided: bool
-    # makes the tensors of `names` from the parts of all tensor-parallel ranks, in order, or from a list of the whole tensor alone
+    # makes the tensors of `names` from the parts of all ranks of the group, in order, or from a list of the whole tensor alone
     join: Callable[[list[Tensor]], list[Tensor]]
 
     def announce(self) -> list[Tensor]:
         """The joined tensors, without content."""
-        num_parts = backend.tensor_parallel_group().size() if self.is_divided else 1
+        num_parts = self.group.size() if self.is_divided else 1
         return self.join([torch.empty_like(self.like, device="meta") for _ in range(num_parts)])
 
 
@@ -111,23 +114,40 @@ class _File:
 def weight_parts(model: GPTModel, architecture: Architecture) -> list[Part]:
     """All weights that this rank holds."""
     table, adapted = hf.parameters(model, architecture), dict(adapters(model))
-    parts = []
+    parts, of_all = [], dict[str, list[tuple[Parameter, Tensor]]]()
     for name, values in hf.weights(model):
         if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
             continue  # the first stage holds the same matrix
         if SUFFIX in name:
             continue  # merged into the weight that it changes
         parameter, adapter = table[name], adapted.get(name)
+        if parameter.is_of_all:
+            of_all.setdefault(parameter.origins[0], []).append((parameter, values))
+            continue
         parts.append(
             Part(
                 names=parameter.origins,
                 like=values,
                 read=values.detach if adapter is None else functools.partial(adapter.merged, values),
+                group=backend.tensor_parallel_group(),
                 is_divided=parameter.is_divided,
                 join=lambda pieces, parameter=parameter: hf.join(parameter, pieces, architecture),
             )
         )
-    return parts
+    return [*parts, *(_part_of_all(held, architecture) for held in of_all.values())]
+
+
+def _part_of_all(held: list[tuple[Parameter, Tensor]], architecture: Architecture) -> Part:
+    """The part of a tensor that holds all experts of a layer: the parameters of this rank's experts, in order."""
+    parameter, tensors = held[0][0], [values for _, values in held]
+    return Part(
+        names=parameter.origins,
+        like=tensors[0].new_empty((len(tensors), *tensors[0].shape), device="meta"),
+        read=lambda: torch.stack([values.detach() for values in tensors]),
+        group=backend.expert_parallel_group(),
+        is_divided=True,
+        join=lambda pieces: hf.join(parameter, pieces, architecture),
+    )
 
 
 class Exporter:
@@ -187,14 +207,12 @@ class Exporter:
         return None
 
     def _joined(self, writers: dict[_Names, int]) -> Iterator[Tensor]:
-        """The tensors that this rank writes, on the host. In between, it takes part in gathering those of its tensor-parallel group."""
-        group = backend.tensor_parallel_group()
-        ranks = distributed.get_process_group_ranks(group)
+        """The tensors that this rank writes, on the host. In between, it takes part in gathering those of its groups."""
         for part in self._parts:
             writer = writers[part.names]
-            if writer not in ranks:
+            if writer not in distributed.get_process_group_ranks(part.group):
                 continue
-            pieces = _gather(part, writer, group)
+            pieces = _gather(part, writer)
             if writer == distributed.get_rank():
                 yield from (to_host(tensor) for tensor in part.join(pieces))
 
@@ -216,9 +234,9 @@ def to_host(tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
-def _gather(part: Part, writer: int, group: distributed.ProcessGroup) -> list[Tensor]:
+def _gather(part: Part, writer: int) -> list[Tensor]:
     """The pieces of a parameter, on the writer's device; on other ranks the result has no meaning."""
-    own = part.read().contiguous()
+    own, group = part.read().contiguous(), part.group
     if not part.is_divided or group.size() == 1:
         return [own]
     pieces = (
@@ -288,6 +306,7 @@ def copy_description(source: Path, directory: Path, dtype: torch.dtype) -> None:
         if path.is_file() and path.suffix in COPIED_SUFFIXES and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
     config = msgspec.json.decode((source / "config.json").read_bytes())
+    config.pop("quantization_config", None)  # what is written are numbers of `dtype`
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
 

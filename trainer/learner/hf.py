@@ -6,6 +6,7 @@ in a tensor of its own. When reading, each rank takes its own part. `export.py` 
 """
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.learner.architecture import Architecture
-from trainer.learner.parameters import CORRECTION, Parameter, layer_parameters, outer_parameters
+from trainer.learner.parameters import CORRECTION, EMBEDDING, Parameter, layer_parameters, outer_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -53,6 +54,7 @@ class SafetensorsDirectory:
     """Tensors by name, from one file or from shards listed in an index."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         index = directory / INDEX_FILE
         if index.exists():
             shards: dict[str, str] = msgspec.json.decode(index.read_bytes())["weight_map"]
@@ -62,19 +64,82 @@ class SafetensorsDirectory:
             with safe_open(single, framework="pt") as tensors:
                 self._files = dict.fromkeys(tensors.keys(), single)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
     def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as tensors:
+        with safe_open(self._file(name), framework="pt") as tensors:
             return tensors.get_tensor(name)
+
+    def of_expert(self, name: str, expert: int | None) -> Tensor:
+        """One expert's part of a tensor that holds those of all experts. A matrix in MXFP4 is returned as numbers, inputs first."""
+        assert expert is not None
+        if name in self or f"{name}_blocks" not in self:
+            return self._row(name, expert)
+        return from_mxfp4(self._row(f"{name}_blocks", expert), self._row(f"{name}_scales", expert)).T
+
+    def _row(self, name: str, index: int) -> Tensor:
+        with safe_open(self._file(name), framework="pt") as tensors:
+            return tensors.get_slice(name)[index]
+
+    def _file(self, name: str) -> Path:
+        if name not in self:
+            raise ValueError(
+                f"{self._directory} has no tensor {name}: take the files that belong to config.json"
+            )
+        return self._files[name]
+
+
+MXFP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""The magnitudes of a number of four bits; the highest bit is the sign (OCP Microscaling Formats 1.0, E2M1)."""
+
+
+def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of a matrix in MXFP4, bf16 of rows x columns, which has them without loss.
+
+    `blocks`, uint8 of rows x blocks x 16, has two numbers in each byte, the first in its lower half; `scales`, uint8 of rows x blocks, has
+    the exponent of two of each block, plus 127.
+    """
+    values = torch.cat([MXFP4, -MXFP4])
+    numbers = torch.stack([values[(blocks & 15).long()], values[(blocks >> 4).long()]], dim=-1).flatten(-2)
+    return torch.ldexp(numbers, scales[..., None].int() - 127).flatten(-2).to(torch.bfloat16)
 
 
 @torch.no_grad()
 def read_weights(model: GPTModel, architecture: Architecture, directory: Path) -> None:
-    """Fill this rank's parameters. Raises KeyError for a tensor that the directory lacks."""
+    """Fill this rank's parameters. Raises ValueError for a tensor that the directory lacks, or that has another shape or type than the
+    model's, and for an output layer that differs from the embedding though `config.json` says that they are one.
+    """
     tensors, table = SafetensorsDirectory(directory), parameters(model, architecture)
     for name, values in weights(model):
         parameter = table[name]
-        whole = [tensors[origin] for origin in parameter.origins]
+        whole = [tensors.of_expert(parameter.origins[0], parameter.expert)] if parameter.is_of_all else []
+        whole = whole or [tensors[origin] for origin in parameter.origins]
+        _check(parameter, whole)
         values.copy_(_part(parameter, whole, architecture, num_rows=values.shape[0]))
+    if architecture.tied and "lm_head.weight" in tensors:
+        (embedding,) = outer_parameters(architecture)[EMBEDDING].origins
+        if not torch.equal(tensors["lm_head.weight"], tensors[embedding]):
+            raise ValueError(
+                f"{directory}: lm_head.weight differs from {embedding}, but config.json has tie_word_embeddings = true: set it to false"
+            )
+
+
+def _check(parameter: Parameter, whole: list[Tensor]) -> None:
+    """Raises ValueError if the tensors are not those of the parameter."""
+    for origin, tensor in zip(parameter.origins, whole, strict=True):
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"{origin} has numbers of type {tensor.dtype}, and the learner reads fp32, bf16 and fp16: convert the weights"
+            )
+    num_values = sum(tensor.numel() for tensor in whole)
+    if num_values != prod(parameter.shape):
+        found = ", ".join(
+            f"{origin} {tuple(tensor.shape)}" for origin, tensor in zip(parameter.origins, whole, strict=True)
+        )
+        raise ValueError(
+            f"config.json makes {parameter.name} {parameter.shape}, and the weights have {found}: take the files that belong together"
+        )
 
 
 def _part(parameter: Parameter, whole: list[Tensor], architecture: Architecture, *, num_rows: int) -> Tensor:
@@ -91,6 +156,13 @@ def _part(parameter: Parameter, whole: list[Tensor], architecture: Architecture,
             return torch.cat([half.chunk(size)[rank] for half in whole])
         case "columns":
             return whole[0].chunk(size, dim=1)[rank]
+        case "entries":
+            return whole[0].chunk(size)[rank]
+        case "of_all":
+            return whole[0].T if whole[0].dim() == 2 else whole[0]
+        case "of_all_mixed":
+            outputs_first = whole[0].T if whole[0].dim() == 2 else whole[0]
+            return torch.cat([outputs_first[::2], outputs_first[1::2]])
         case "rows":
             padding = whole[0].new_zeros(num_rows * size - whole[0].shape[0], whole[0].shape[1])
             return torch.cat([whole[0], padding]).chunk(size)[rank]
@@ -104,7 +176,9 @@ def interleave(qkv: list[Tensor], num_groups: int, *, dim: int = 0) -> Tensor:
 
 
 def join(parameter: Parameter, parts: list[Tensor], architecture: Architecture) -> list[Tensor]:
-    """The Hugging Face tensors of a parameter, from the parts of all tensor-parallel ranks in order."""
+    """The Hugging Face tensors of a parameter, from the parts of all tensor-parallel ranks in order; of a tensor that holds all experts,
+    from those of all expert-parallel ranks in order, each of which has the parameters of its experts as rows.
+    """
     match parameter.kind:
         case "whole":
             return parts
@@ -116,8 +190,19 @@ def join(parameter: Parameter, parts: list[Tensor], architecture: Architecture) 
             return [torch.cat(halves) for halves in zip(*(part.chunk(2) for part in parts), strict=True)]
         case "columns":
             return [torch.cat(parts, dim=1)]
+        case "entries":
+            return [torch.cat(parts)]
+        case "of_all":
+            return [_inputs_first(torch.cat(parts))]
+        case "of_all_mixed":
+            gates, ups = torch.cat(parts).chunk(2, dim=1)
+            return [_inputs_first(torch.stack([gates, ups], dim=2).flatten(1, 2))]
         case "rows":
             return [torch.cat(parts)[: parameter.shape[0]]]
+
+
+def _inputs_first(of_experts: Tensor) -> Tensor:
+    return of_experts.transpose(1, 2) if of_experts.dim() == 3 else of_experts
 
 
 def _separate(joined: Tensor, architecture: Architecture) -> list[Tensor]:

@@ -81,8 +81,8 @@ def expert_options(architecture: Architecture, *, expert_parallel: int) -> dict[
     """Keyword arguments of Megatron's TransformerConfig; none for a dense model.
 
     The router computes in fp32. If the softmax weights of the chosen experts are scaled to a sum of 1, a softmax over the chosen
-    alone is the same as one over all, scaled. Megatron always scales the weights of sigmoid scores to a sum of 1. It would move the
-    corrections by the experts' load, at a rate that is 0 here.
+    alone is the same as one over all, scaled. Megatron scales the weights of sigmoid scores to a sum of 1, if a token has two experts or
+    more. It would move the corrections by the experts' load, at a rate that is 0 here.
     """
     experts = architecture.experts
     if experts is None:
@@ -113,16 +113,26 @@ def keep_constants(model: GPTModel) -> None:
             module.expert_bias.data = module.expert_bias.data.float()
 
 
+class ExpertOutput(RowParallelLinear):
+    """The second matrix of an expert, which is whole. Megatron would exchange its result among one rank, and then cannot add a bias."""
+
+    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
+        return F.linear(input_, self.weight), self.bias
+
+
 def mark_experts(model: GPTModel) -> None:
     """Tell Megatron that the copies of an expert are on other ranks than the copies of other weights.
 
     Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
-    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too.
+    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too. A bias without the
+    flag of a divided parameter would count as a copy of rank 0's in the gradient norm.
     """
     for module in model.modules():
         if isinstance(module, SequentialMLP):
             for parameter in module.parameters():
                 parameter.allreduce = False  # pyright: ignore[reportAttributeAccessIssue] - Megatron's mark
+                if not getattr(parameter, "tensor_model_parallel", False):
+                    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
 
 
 def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
@@ -175,6 +185,8 @@ def _layer(architecture: Architecture, experts: Experts | None) -> ModuleSpec:
     layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
     attention = layer.self_attention.submodules
     attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
+    if experts:
+        layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     if architecture.normed_qk:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     return spec
@@ -231,8 +243,8 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
         normalization="RMSNorm",
         layernorm_epsilon=architecture.norm_eps,
         gated_linear_unit=True,
-        activation_func=F.silu,
-        add_bias_linear=False,
+        **_activation(architecture),
+        add_bias_linear=architecture.biased,
         add_qkv_bias=architecture.biased_qkv,
         qk_layernorm=architecture.normed_qk,
         hidden_dropout=0.0,
@@ -259,6 +271,19 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
         persist_layer_norm=False,
         **_recomputation(config),
     )
+
+
+def _activation(architecture: Architecture) -> dict[str, Any]:
+    """Megatron's options for what is between the two matrices of an MLP."""
+    limit = architecture.experts.gate_limit if architecture.experts else None
+    if limit is None:
+        return {"activation_func": F.silu}
+    return {"activation_func": _quick_gelu, "activation_func_clamp_value": limit, "glu_linear_offset": 1.0}
+
+
+def _quick_gelu(inputs: Tensor) -> Tensor:
+    """x sigmoid(1.702 x). Megatron's own is compiled, which takes a compiler and a minute on a CPU."""
+    return inputs * torch.sigmoid(1.702 * inputs)
 
 
 def _recomputation(config: LearnerConfig) -> dict[str, Any]:

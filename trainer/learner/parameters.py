@@ -11,9 +11,11 @@ import msgspec
 from trainer.learner.architecture import Architecture, Experts
 from trainer.learner.families.registry import FAMILIES
 
-Kind = Literal["whole", "stacked", "qkv", "gate_up", "rows", "columns"]
-"""How a parameter is made from its tensors. `rows` and `columns` name the dimension that tensor-parallel ranks divide; `qkv` and `gate_up`
-join tensors that they divide by rows; `stacked` is the gate above the up projection of an expert, which they do not divide.
+Kind = Literal["whole", "stacked", "qkv", "gate_up", "rows", "columns", "entries", "of_all", "of_all_mixed"]
+"""How a parameter is made from its tensors. `rows` and `columns` name the dimension of a matrix that tensor-parallel ranks divide, and
+`entries` that of a vector; `qkv` and `gate_up` join tensors that they divide by rows; `stacked` is the gate above the up projection of an
+expert, which they do not divide. `of_all` is an expert's part of a tensor that holds those of all experts of a layer, in which a matrix has
+its inputs first; `of_all_mixed` is the same for gate and up projection, whose outputs alternate there.
 """
 
 EXPERT = "{expert}"
@@ -27,12 +29,18 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[str, ...]  # the Hugging Face tensors that it consists of; without the layer
     kind: Kind
     shape: tuple[int, ...]  # on a single process
+    expert: int | None = None  # the number of its expert in the whole model
     is_constant: bool = False  # part of the model, but never trained; fp32 whatever the type of the others
 
     @property
     def is_divided(self) -> bool:
         """Whether tensor-parallel ranks divide it; otherwise each rank that has the parameter holds all of it."""
-        return self.kind not in ("whole", "stacked")
+        return self.kind in ("qkv", "gate_up", "rows", "columns", "entries")
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether its tensor holds the same parameter of all experts of the layer."""
+        return self.kind in ("of_all", "of_all_mixed")
 
     @property
     def is_expert(self) -> bool:
@@ -50,6 +58,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             self,
             name=self.name.replace(EXPERT, str(place)),
             origins=tuple(origin.replace(EXPERT, str(index)) for origin in self.origins),
+            expert=index,
         )
 
 
@@ -85,13 +94,14 @@ def layer_parameters(architecture: Architecture, layer: int) -> list[Parameter]:
     """The parameters of a layer, counted from 0. A parameter of experts is one of each expert."""
     names = FAMILIES[architecture.family].layer_names
     experts = architecture.experts_of(layer)
+    shaped = [
+        *_attention(architecture),
+        *(_mlp("mlp", architecture.mlp_width, architecture.width) if experts is None else ()),
+        *(_mixture(experts, architecture) if experts else ()),
+    ]
     return [
         Parameter(name=name, origins=names[name], kind=kind, shape=shape, is_constant=name == CORRECTION)
-        for name, kind, shape in (
-            *_attention(architecture),
-            *(_mlp("mlp", architecture.mlp_width, architecture.width) if experts is None else ()),
-            *(_mixture(experts, architecture.width) if experts else ()),
-        )
+        for name, kind, shape in shaped
     ]
 
 
@@ -104,12 +114,16 @@ def _attention(architecture: Architecture) -> Iterator[Shaped]:
     joint = queries + 2 * architecture.num_key_value_heads * head_width
     yield "input_layernorm.weight", "whole", (width,)
     yield "self_attention.linear_qkv.weight", "qkv", (joint, width)
-    if architecture.biased_qkv:
+    if architecture.biased_qkv or architecture.biased:
         yield "self_attention.linear_qkv.bias", "qkv", (joint,)
     if architecture.normed_qk:
         yield "self_attention.q_layernorm.weight", "whole", (head_width,)
         yield "self_attention.k_layernorm.weight", "whole", (head_width,)
+    if architecture.sinks:
+        yield "self_attention.core_attention.sinks", "entries", (architecture.num_heads,)
     yield "self_attention.linear_proj.weight", "columns", (width, queries)
+    if architecture.biased:
+        yield "self_attention.linear_proj.bias", "whole", (width,)
     yield "pre_mlp_layernorm.weight", "whole", (width,)
 
 
@@ -118,11 +132,19 @@ def _mlp(name: str, mlp_width: int, width: int) -> Iterator[Shaped]:
     yield f"{name}.linear_fc2.weight", "columns", (width, mlp_width)
 
 
-def _mixture(experts: Experts, width: int) -> Iterator[Shaped]:
+def _mixture(experts: Experts, architecture: Architecture) -> Iterator[Shaped]:
+    width, prefix = architecture.width, f"mlp.experts.local_experts.{EXPERT}"
+    up: Kind
+    down: Kind
+    up, down = ("of_all_mixed", "of_all") if experts.in_one_tensor else ("stacked", "whole")
     yield "mlp.router.weight", "whole", (experts.count, width)
     if experts.corrected:
         yield CORRECTION, "whole", (experts.count,)
-    yield f"mlp.experts.local_experts.{EXPERT}.linear_fc1.weight", "stacked", (2 * experts.width, width)
-    yield f"mlp.experts.local_experts.{EXPERT}.linear_fc2.weight", "whole", (width, experts.width)
+    yield f"{prefix}.linear_fc1.weight", up, (2 * experts.width, width)
+    yield f"{prefix}.linear_fc2.weight", down, (width, experts.width)
+    if architecture.biased:
+        yield "mlp.router.bias", "whole", (experts.count,)
+        yield f"{prefix}.linear_fc1.bias", up, (2 * experts.width,)
+        yield f"{prefix}.linear_fc2.bias", down, (width,)
     if experts.shared_width:
         yield from _mlp("mlp.shared_experts", experts.shared_width, width)

@@ -45,6 +45,11 @@ def reference(*arguments: Any, **options: Any) -> Tensor:
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, window: tuple[int, int]) -> Tensor:
     """One sequence. A window of (left, right) hides keys further away; -1 is without limit."""
+    weights = hidden_logits(query, key, scale, window).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(query.size(1) // key.size(1), 1))
+
+
+def hidden_logits(query: Tensor, key: Tensor, scale: float, window: tuple[int, int]) -> Tensor:
     repeats = query.size(1) // key.size(1)
     scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(repeats, 1)) * scale
     distance = torch.arange(len(query))[:, None] - torch.arange(len(key))[None]
@@ -52,8 +57,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, window: tupl
     hidden = (distance > left if left >= 0 else torch.zeros_like(distance, dtype=torch.bool)) | (
         -distance > right if right >= 0 else torch.zeros_like(distance, dtype=torch.bool)
     )
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(repeats, 1))
+    return scores.masked_fill(hidden, -torch.inf)
 
 
 @pytest.mark.parametrize("num_key_value_heads", [4, 2])
@@ -84,6 +88,114 @@ def test_the_reference_tells_a_wrong_call_from_the_right_one(
     query, key, value = torch.randn(18, 4, 8), torch.randn(18, 2, 8), torch.randn(18, 2, 8)
     wrong = module.flash(query, key, value, packing)
     assert not torch.allclose(wrong, module.sample_by_sample(query, key, value, packing), atol=1e-3)
+
+
+def flash_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries_q: Tensor,
+    boundaries_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    is_causal: bool,
+    *,
+    return_debug_mask: bool,
+    scale: float,
+    window_size_left: int,
+    window_size_right: int,
+) -> tuple[Tensor, ...]:
+    """`aten::_flash_attention_forward` by its schema: the output, and the log-sum-exp of heads x positions."""
+    assert torch.equal(boundaries_q, boundaries_k)
+    assert max_q == max_k == max(LENGTHS)
+    assert (dropout, is_causal, return_debug_mask) == (0.0, True, False)
+    window = (window_size_left, window_size_right)
+    logits = [
+        hidden_logits(query[slice(*span)], key[slice(*span)], scale, window)
+        for span in pairwise(boundaries_q.tolist())
+    ]
+    spread = value.repeat_interleave(query.size(1) // key.size(1), 1)
+    attended = [
+        torch.einsum("hqk,khd->qhd", one.softmax(-1), spread[slice(*span)])
+        for one, span in zip(logits, pairwise(boundaries_q.tolist()), strict=True)
+    ]
+    empty = torch.empty(0)
+    return torch.cat(attended), torch.cat([one.logsumexp(-1) for one in logits], dim=1), empty, empty, empty
+
+
+def flash_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Tensor,
+    sums: Tensor,
+    boundaries_q: Tensor,
+    boundaries_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    is_causal: bool,
+    rng_state: Tensor,
+    unused: Tensor,
+    *,
+    scale: float,
+    window_size_left: int,
+    window_size_right: int,
+) -> tuple[Tensor, ...]:
+    """`aten::_flash_attention_backward` as flash attention computes it, from output and log-sum-exp (arXiv 2307.08691, section 3)."""
+    assert gradient.is_contiguous()
+    repeats, window = query.size(1) // key.size(1), (window_size_left, window_size_right)
+    of_query, of_key, of_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    for start, stop in pairwise(boundaries_q.tolist()):
+        rows = slice(start, stop)
+        keys, values = (x[rows].repeat_interleave(repeats, 1) for x in (key, value))
+        weights = (hidden_logits(query[rows], key[rows], scale, window) - sums[:, rows, None]).exp()
+        product = (gradient[rows] * attended[rows]).sum(-1).T[..., None]
+        of_logits = weights * (torch.einsum("qhd,khd->hqk", gradient[rows], values) - product)
+        of_query[rows] = torch.einsum("hqk,khd->qhd", of_logits, keys) * scale
+        per_head = torch.einsum("hqk,qhd->khd", of_logits, query[rows]) * scale
+        of_key[rows] = per_head.unflatten(1, (-1, repeats)).sum(2)
+        of_value[rows] = (
+            torch.einsum("hqk,qhd->khd", weights, gradient[rows]).unflatten(1, (-1, repeats)).sum(2)
+        )
+    return of_query, of_key, of_value
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_the_gpu_kernel_gives_outputs_and_gradients_with_sinks(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    monkeypatch.setattr(attention, "_flash_forward", flash_forward)
+    monkeypatch.setattr(attention, "_flash_backward", flash_backward)
+    monkeypatch.setattr(attention.parallel_state, "get_context_parallel_rank", lambda: 0)
+    module, packing = packed_attention(2, 0.4), packed()
+    torch.manual_seed(0)
+    module.window, module.sinks = window, torch.nn.Parameter(torch.randn(4))
+    query = torch.randn(sum(LENGTHS), 4, 8)
+    key, value = (torch.randn(sum(LENGTHS), 2, 8) for _ in "kv")
+    weights = torch.randn(sum(LENGTHS), 4, 8)
+    outcomes = []
+    for attend_all in (module.flash, module.sample_by_sample):
+        inputs = [x.clone().requires_grad_() for x in (query, key, value)]
+        attended = attend_all(*inputs, packing)
+        of_inputs = torch.autograd.grad((attended * weights).sum(), [*inputs, module.sinks])
+        outcomes.append((attended.detach(), *of_inputs))
+    for on_gpu, on_cpu in zip(*outcomes, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 20])
+def test_the_gpu_kernel_is_called_with_the_window(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", reference)
+    module, packing = packed_attention(2, None), packed()
+    torch.manual_seed(0)
+    module.window = window
+    query = torch.randn(sum(LENGTHS), 4, 8)
+    key, value = (torch.randn(sum(LENGTHS), 2, 8) for _ in "kv")
+    on_gpu, on_cpu = (one(query, key, value, packing) for one in (module.flash, module.sample_by_sample))
+    torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-5, atol=1e-6)
 
 
 def packed_attention(num_key_value_heads: int, scale: float | None) -> PackedAttention:

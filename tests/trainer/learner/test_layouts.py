@@ -15,6 +15,7 @@ from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
 from tests.trainer.learner.tiny import (
     EXPERTS,
     GLM4_MOE,
+    GPT_OSS,
     MINISTRAL3,
     config,
     largest_difference,
@@ -73,6 +74,10 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         | {"distributed_optimizer": True},
         "ministral3, sequence, context": SEQUENCE | CONTEXT,
         "seed_oss, tensor, pipeline": TENSOR | PIPELINE,
+        "gpt_oss, data, distributed optimizer": EXPERT | {"distributed_optimizer": True},
+        "gpt_oss, sequence": EXPERT | SEQUENCE,
+        "gpt_oss, context": EXPERT | CONTEXT,
+        "gpt_oss, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
         "glm4, data": EXPERT,
         "glm4, sequence": EXPERT | SEQUENCE,
         "glm4, context": EXPERT | CONTEXT,
@@ -138,6 +143,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "seed_oss": write_model(
             tmp_path_factory.mktemp("seed_oss"), "seed_oss", head_dim=32, pad_token_id=None
         ),
+        "gpt_oss": write_model(tmp_path_factory.mktemp("gpt_oss"), "gpt_oss", **GPT_OSS),
         "glm4": write_model(tmp_path_factory.mktemp("glm4"), "glm4_moe", **GLM4_MOE),
         "tied": tied,
         "replayed": experts,
@@ -238,6 +244,7 @@ def kind_of(name: str) -> str:
         "smollm3",
         "ministral3",
         "seed_oss",
+        "gpt_oss",
         "glm4",
         "tied",
         "replayed",

@@ -51,6 +51,24 @@ GLM4_MOE = {
     "routed_scaling_factor": 2.5,
     "use_qk_norm": True,
 }
+GPT_OSS = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "sliding_window": 6,
+    "pad_token_id": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 8,
+    },
+}
 LENGTHS = (7, 33, 2, 20, 12, 28)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.learner.tiny import EXPERTS, GLM4_MOE, config, write_model
+from tests.trainer.learner.tiny import EXPERTS, GLM4_MOE, GPT_OSS, config, write_model
 from trainer.learner import backend, lora
 from trainer.learner.config import LORA_TARGETS, LoraConfig, LoraTarget
 from trainer.learner.families.registry import read_architecture
@@ -40,6 +40,7 @@ def alone() -> Iterator[None]:
         ("qwen3", {"head_dim": 32}),
         ("qwen3_moe", EXPERTS),
         ("glm4_moe", GLM4_MOE),
+        ("gpt_oss", GPT_OSS),
         ("mistral", {"head_dim": 32, "sliding_window": None}),
         ("seed_oss", {"head_dim": 32, "pad_token_id": None}),
         ("smollm3", {"pad_token_id": None}),

@@ -38,6 +38,26 @@ EXPERT_NAMES: Mapping[str, tuple[str, ...]] = {
 """The names of a router and its experts in most families; `{expert}` is the number of an expert."""
 
 
+NEUTRAL_KEYS: Mapping[str, Any] = {
+    "bias": False,
+    "compression_config": None,
+    "dual_chunk_attention_config": None,
+    "final_logit_softcapping": None,
+    "rope_is_neox_style": True,
+    "scale_emb": None,
+}
+"""Keys by which engines compute something else and which transformers ignores, with the values that change nothing."""
+
+NEUTRAL_ROPE_KEYS: Mapping[str, Any] = {
+    "attention_factor": None,  # transformers knows this one and engines the next: one of them would compute something else
+    "attn_factor": 1.0,
+    "extrapolation_factor": 1.0,
+    "mrope_section": None,
+    "use_fope": False,
+}
+"""The same in the table of the rotary embedding."""
+
+
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The keys of `config.json` that all families have, by their Hugging Face names. A field is a key of the file, and its default is what
     transformers takes where the file lacks the key.
@@ -62,7 +82,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     rope_parameters: dict[str, Any] | None = None  # written by transformers 5
     rope_theta: float | None = None  # written by earlier versions, beside rope_scaling
     rope_scaling: dict[str, Any] | None = None
+    original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
+    layer_types: list[str] | None = None
     hidden_act: str = "silu"
     attention_bias: bool | None = False
     attention_dropout: float | None = 0.0
@@ -72,7 +94,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def architecture(self) -> Architecture:
         """The architecture of the model. Raises ValueError for a key that is missing or out of range."""
-        rope_type, rope = self._rope
+        rope = self.rope
         return Architecture(
             family=self.model_type,
             num_layers=self.num_hidden_layers,
@@ -80,12 +102,12 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             mlp_width=self.intermediate_size,
             num_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_width=self.head_dim or self.hidden_size // self.num_attention_heads,
+            head_width=self.head_width,
             vocab_size=self.vocab_size,
             max_positions=self.max_position_embeddings,
             norm_eps=self.rms_norm_eps,
             rope_theta=rope.get("rope_theta") or self.rope_theta or self.rope_theta_without_key,
-            rope_scaling=_read_rope(rope_type, rope),
+            rope_scaling=_read_rope(_rope_type(rope), rope),
             tied=bool(self.tie_word_embeddings),
             experts=self.experts(),
             rotary_width=self.rotary_width(),
@@ -101,33 +123,59 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def unsupported(self) -> Mapping[str, bool]:
         """The settings that the learner does not compute, each with whether this model has it."""
-        rope_type, rope = self._rope
+        rope, table_share = self.rope, self.rope.get("partial_rotary_factor")
+        is_partial = self.rotary_share != 1.0
         return {
-            f"rope_type {rope_type!r}": rope_type not in ("default", *ROPE_TYPES),
+            f"rope_type {_rope_type(rope)!r}": _rope_type(rope) not in ("default", *ROPE_TYPES),
+            "rope_scaling beside another rope_parameters": bool(self.rope_parameters and self.rope_scaling)
+            and self.rope_parameters != self.rope_scaling,
+            "original_max_position_embeddings beside another one of the rope": None
+            is not self.original_max_position_embeddings
+            != rope.get("original_max_position_embeddings", self.original_max_position_embeddings),
+            "partial_rotary_factor": self.rotary_width() is None and is_partial,
+            "partial_rotary_factor beside another one of the rope": is_partial
+            and None is not table_share != (self.partial_rotary_factor or table_share),
+            f"layer_types {self.layer_types}": not {*(self.layer_types or ())} <= {"full_attention"},
             "attention_bias": bool(self.attention_bias),
             "mlp_bias": bool(self.mlp_bias),
             "use_sliding_window": bool(self.use_sliding_window),
             f"hidden_act {self.hidden_act!r}": self.hidden_act != "silu",
-            # transformers knows the first and engines the second: one of them would compute something else
-            "a rope attention_factor": rope.get("attention_factor") is not None,
-            "a rope attn_factor": (rope.get("attn_factor") or 1.0) != 1.0,
-            "partial_rotary_factor": self.rotary_width() is None and self.rotary_share != 1.0,
             "attention_dropout": bool(self.attention_dropout),
             "quantization_config": bool(self.quantization_config),
         }
 
     @property
-    def rotary_share(self) -> float:
-        """The share of a head's dimensions that `config.json` says are rotated."""
-        return self._rope[1].get("partial_rotary_factor") or self.partial_rotary_factor or 1.0
+    def head_width(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
-    def _rope(self) -> tuple[str, dict[str, Any]]:
-        rope = self.rope_parameters or self.rope_scaling or {}
-        return rope.get("rope_type", rope.get("type", "default")), rope
+    def rotary_share(self) -> float:
+        """The share of a head's dimensions that `config.json` says are rotated."""
+        return self.rope.get("partial_rotary_factor") or self.partial_rotary_factor or 1.0
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The table of the rotary embedding; empty if there is none."""
+        return self.rope_parameters or self.rope_scaling or {}
 
 
 ROPE_TYPES: Mapping[str, type[Yarn | Llama3Rope]] = {"yarn": Yarn, "llama3": Llama3Rope}
+
+
+def engine_keys(keys: Mapping[str, Any]) -> Mapping[str, bool]:
+    """The keys of NEUTRAL_KEYS and NEUTRAL_ROPE_KEYS, each with whether `keys`, those of a `config.json`, have it with another value."""
+    rope: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
+    return {
+        **{name: keys.get(name) not in (None, neutral) for name, neutral in NEUTRAL_KEYS.items()},
+        **{
+            f"a rope {name}": rope.get(name) not in (None, neutral)
+            for name, neutral in NEUTRAL_ROPE_KEYS.items()
+        },
+    }
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return rope.get("rope_type", rope.get("type", "default"))
 
 
 def _read_rope(rope_type: str, rope: Mapping[str, Any]) -> Yarn | Llama3Rope | None:

@@ -14,7 +14,7 @@ from trainer.learner.families.family import EXPERT_NAMES, LAYER_NAMES, Family
 
 
 class Glm4Mixture(Family, frozen=True, kw_only=True):
-    models: ClassVar = "GLM-4.5 to 4.7"
+    models: ClassVar = "GLM-4.5 to 4.7, Flash excepted"
     layer_names: ClassVar = {
         **LAYER_NAMES,
         **EXPERT_NAMES,
@@ -26,6 +26,7 @@ class Glm4Mixture(Family, frozen=True, kw_only=True):
         "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
     }
 
+    num_key_value_heads: int | None = 8
     n_routed_experts: int
     num_experts_per_tok: int
     moe_intermediate_size: int
@@ -44,8 +45,7 @@ class Glm4Mixture(Family, frozen=True, kw_only=True):
         )
 
     def rotary_width(self) -> int:
-        head_width = self.head_dim or self.hidden_size // self.num_attention_heads
-        return int(head_width * self.rotary_share)
+        return int(self.head_width * self.rotary_share)
 
     def experts(self) -> Experts:
         return Experts(
@@ -66,4 +66,7 @@ class Glm4Mixture(Family, frozen=True, kw_only=True):
             "attention_bias": False,
             f"n_group {self.n_group} with topk_group {self.topk_group}": self.n_group != self.topk_group,
             "norm_topk_prob false": not self.norm_topk_prob,
+            # Megatron scales the weight of a single expert neither to 1 nor by a factor of 0.
+            "num_experts_per_tok 1": self.num_experts_per_tok == 1,
+            "routed_scaling_factor 0": self.routed_scaling_factor == 0,
         }

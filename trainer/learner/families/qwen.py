@@ -14,6 +14,8 @@ from trainer.learner.families.family import EXPERT_NAMES, LAYER_NAMES, Family
 class Qwen2(Family, frozen=True, kw_only=True):
     models: ClassVar = "Qwen2, Qwen2.5"
 
+    num_key_value_heads: int | None = 32
+
     def architecture(self) -> Architecture:
         return msgspec.structs.replace(super().architecture(), biased_qkv=True)
 
@@ -25,6 +27,7 @@ class Qwen2(Family, frozen=True, kw_only=True):
 class Qwen3(Family, frozen=True, kw_only=True):
     models: ClassVar = "Qwen3"
 
+    num_key_value_heads: int | None = 32
     head_dim: int | None = 128
 
     def architecture(self) -> Architecture:
@@ -35,6 +38,7 @@ class Qwen3Mixture(Family, frozen=True, kw_only=True):
     models: ClassVar = "Qwen3's mixture of experts"
     layer_names: ClassVar = {**LAYER_NAMES, **EXPERT_NAMES}
 
+    num_key_value_heads: int | None = 4
     num_experts: int | None = None
     num_local_experts: int | None = None  # the same, as transformers 5 writes it
     num_experts_per_tok: int | None = None
@@ -64,4 +68,6 @@ class Qwen3Mixture(Family, frozen=True, kw_only=True):
             **super().unsupported(),
             f"decoder_sparse_step {self.decoder_sparse_step}": self.decoder_sparse_step != 1,
             "mlp_only_layers": bool(self.mlp_only_layers),
+            # Megatron does not scale the weight of a single expert to 1.
+            "num_experts_per_tok 1": self.num_experts_per_tok == 1 and self.norm_topk_prob,
         }

@@ -10,8 +10,9 @@ import msgspec
 
 from pipeline.model_config import language_keys
 from trainer.learner.architecture import Architecture
-from trainer.learner.families.family import Family
+from trainer.learner.families.family import Family, engine_keys
 from trainer.learner.families.glm import Glm4Mixture
+from trainer.learner.families.gpt_oss import GptOss
 from trainer.learner.families.llama import Llama
 from trainer.learner.families.mistral import Ministral3, Mistral
 from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
@@ -28,6 +29,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "seed_oss": SeedOss,
     "smollm3": SmolLM3,
     "glm4_moe": Glm4Mixture,
+    "gpt_oss": GptOss,
 }
 
 TRAINED = "; ".join(family.models for family in FAMILIES.values())
@@ -36,11 +38,19 @@ TRAINED = "; ".join(family.models for family in FAMILIES.values())
 def read_architecture(directory: Path) -> Architecture:
     """Read `config.json`. Raises ValueError if it is missing, malformed, or describes a model that is not supported."""
     path = directory / "config.json"
-    family = _read_family(path)
-    for feature, is_present in family.unsupported().items():
+    keys = _read_keys(path)
+    family = _read_family(path, keys)
+    quantised = directory / "hf_quant_config.json"
+    features = {
+        **family.unsupported(),
+        **engine_keys(keys),
+        f"{quantised.name} beside it": quantised.exists(),
+        f"architectures {keys.get('architectures')}": not _is_language_model(keys.get("architectures")),
+    }
+    for feature, is_present in features.items():
         if is_present:
             raise ValueError(
-                f"the learner trains {TRAINED}, and {feature} is not supported by the learner, but {path} has it: choose a model without it"
+                f"{path} has {feature}, which the learner does not compute: choose a model without it. The learner trains {TRAINED}"
             )
     try:
         return family.architecture()
@@ -48,20 +58,34 @@ def read_architecture(directory: Path) -> Architecture:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _read_family(path: Path) -> Family:
+def _read_keys(path: Path) -> dict[str, Any]:
     try:
         keys = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        model_type = keys.get("model_type")
-        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-        if family is None:
-            raise ValueError(
-                f"the learner trains {TRAINED} (model_type {', '.join(FAMILIES)}), and model_type {model_type!r} of "
-                f"{path} is not one of them: choose such a model"
-            )
-        return msgspec.convert(language_keys(keys), family)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; `model` must be a Hugging Face directory with config.json and weights"
         ) from error
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: {error}; take the file that came with the weights") from error
+    return language_keys(keys)
+
+
+def _read_family(path: Path, keys: Mapping[str, Any]) -> Family:
+    model_type = keys.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ValueError(
+            f"the learner trains {TRAINED} (model_type {', '.join(FAMILIES)}), and model_type {model_type!r} of "
+            f"{path} is not one of them: choose such a model"
+        )
+    try:
+        return msgspec.convert(keys, family)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path}: {error}; take the file that came with the weights") from error
+
+
+def _is_language_model(architectures: object) -> bool:
+    """Whether the class that engines build has an output for every token of the vocabulary; a classifier has the same `model_type`."""
+    if not isinstance(architectures, list) or not architectures:
+        return True
+    return any(str(name).endswith("ForCausalLM") for name in architectures)

@@ -12,6 +12,7 @@ from trainer.learner.families.family import Family
 class SeedOss(Family, frozen=True, kw_only=True):
     models: ClassVar = "Seed-OSS"
 
+    num_key_value_heads: int | None = 8
     head_dim: int | None = 128
     attention_bias: bool | None = True
     attention_out_bias: bool | None = False

@@ -1,5 +1,6 @@
 import shutil
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.trainer.learner.tiny import (
     EXPERTS,
     GLM4_MOE,
+    GPT_OSS,
     MINISTRAL3,
     config,
     gradients,
@@ -29,6 +32,7 @@ from trainer.learner.families.registry import read_architecture
 from trainer.learner.logprobs import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
+from trainer.learner.parameters import Parameter
 
 DENSE: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -45,6 +49,7 @@ DENSE: dict[str, dict[str, Any]] = {
     },
     "qwen2": {},
     "mistral": {"head_dim": 32, "sliding_window": None},
+    "mistral, windows": {"sliding_window": 6},
     "ministral3": MINISTRAL3,
     "seed_oss": {"head_dim": 32, "pad_token_id": None},
     "seed_oss, without biases": {"head_dim": 16, "attention_bias": False, "pad_token_id": None},
@@ -89,6 +94,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": GLM4_MOE,
     "glm4_moe, as Air": GLM4_MOE
     | {"use_qk_norm": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 2},
+    "gpt_oss": GPT_OSS,
 }
 FAMILIES = DENSE | MIXTURES
 FAR_POSITION = 32_000
@@ -180,29 +186,35 @@ def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory:
         )
         loss -= (expected * torch.from_numpy(sample.advantages_T[1:]))[trained].sum()
     (loss / sum(int(sample.trained_T.sum()) for sample in samples)).backward()
+    names = read_export(model_directory).keys()
     expected_gradients = {
         name: gradient
         for parameter, one in reference.named_parameters()
         if one.grad is not None
-        for name, gradient in as_published(parameter, one.grad)
+        for name, gradient in as_published(names, parameter, one.grad)
     }
     scale = max(float(gradient.abs().max()) for gradient in expected_gradients.values())
     architecture = learner._architecture
     table = hf.parameters(learner._model, architecture)
-    found = {
-        origin: tensor.cpu()
-        for name, gradient in gradients(learner).items()
-        for origin, tensor in zip(
-            table[name].origins, hf.join(table[name], [gradient], architecture), strict=True
-        )
-    }
+    # A tensor that holds all experts is joined from all of them.
+    of_origins = defaultdict[tuple[str, ...], list[tuple[Parameter, Tensor]]](list)
+    for name, gradient in gradients(learner).items():
+        of_origins[table[name].origins].append((table[name], gradient))
+    found = {}
+    for origins, held in of_origins.items():
+        parameter, gradient = held[0]
+        pieces = torch.stack([one for _, one in held]) if parameter.is_of_all else gradient
+        found |= zip(origins, hf.join(parameter, [pieces.cpu()], architecture), strict=True)
     assert found.keys() == expected_gradients.keys()
     for name, expected in expected_gradients.items():
         torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-5 * scale)
 
 
-def as_published(name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by the names that they have in files, where each expert has its own; transformers stacks all experts of a layer."""
+def as_published(names: Collection[str], name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by their `names` in files, where in most families each expert has its own; transformers stacks all experts of a layer."""
+    if name in names:
+        yield name, gradient
+        return
     match name.rpartition(".experts."):
         case layer, ".experts.", "gate_up_proj":
             for expert, both in enumerate(gradient):
@@ -211,8 +223,6 @@ def as_published(name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
         case layer, ".experts.", "down_proj":
             for expert, down in enumerate(gradient):
                 yield f"{layer}.experts.{expert}.down_proj.weight", down
-        case _:
-            yield name, gradient
 
 
 @pytest.mark.slow
@@ -240,6 +250,73 @@ def test_swapped_weights_would_be_noticed(
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
     difference = logits_of(tmp_path / "swapped", tokens) - reference_logits(dense_directory, tokens)
     assert difference.abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model.norm.weight": None}, "has no tensor model.norm.weight"),
+        (
+            {"model.norm.weight": torch.ones(64).to(torch.float8_e4m3fn)},
+            "model.norm.weight has numbers of type torch.float8_e4m3fn",
+        ),
+        (
+            {"lm_head.weight": torch.ones(48, 64)},
+            r"output_layer.weight \(64, 64\), and the weights have lm_head.weight \(48, 64\)",
+        ),
+    ],
+)
+def test_weights_that_are_not_those_of_the_config_are_refused_by_name(
+    qwen3: Path, tmp_path: Path, change: dict[str, Tensor | None], named: str
+) -> None:
+    shutil.copytree(qwen3, tmp_path / "changed")
+    tensors = load_file(qwen3 / hf.SINGLE_FILE) | change
+    save_file(
+        {name: tensor for name, tensor in tensors.items() if tensor is not None},
+        tmp_path / "changed" / hf.SINGLE_FILE,
+    )
+    with pytest.raises(ValueError, match=named):
+        Learner(config(), model_directory=tmp_path / "changed")
+
+
+def test_an_output_layer_of_its_own_is_refused_where_the_config_says_that_it_is_the_embedding(
+    tied_llama: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tied_llama, tmp_path / "untied")
+    tensors = load_file(tied_llama / hf.SINGLE_FILE)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.clone()}, tmp_path / "untied" / hf.SINGLE_FILE)
+    Learner(config(), model_directory=tmp_path / "untied")
+    save_file(tensors | {"lm_head.weight": embedding + 1}, tmp_path / "untied" / hf.SINGLE_FILE)
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        Learner(config(), model_directory=tmp_path / "untied")
+
+
+def test_experts_in_four_bits_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "plain", "gpt_oss", **GPT_OSS)
+    tensors, packed = load_file(directory / hf.SINGLE_FILE), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(2)
+    for name, tensor in list(tensors.items()):
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            continue
+        experts, num_inputs, num_outputs = tensor.shape
+        shape = (experts, num_outputs, num_inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 126, shape, generator=generator, dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = convert_moe_packed_tensors(blocks, scales).float().contiguous()
+    save_file(tensors, directory / hf.SINGLE_FILE)
+    shutil.copytree(directory, tmp_path / "packed")
+    outside = {name: one for name, one in tensors.items() if f"{name}_blocks" not in packed}
+    save_file(outside | packed, tmp_path / "packed" / hf.SINGLE_FILE)
+    described = msgspec.json.decode((directory / "config.json").read_bytes())
+    described["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "packed" / "config.json").write_bytes(msgspec.json.encode(described))
+    Learner(config(), model_directory=tmp_path / "packed").export(tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / hf.SINGLE_FILE)
+    assert exported.keys() == tensors.keys()
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
+    assert b"quantization_config" not in (tmp_path / "exported" / "config.json").read_bytes()
 
 
 def test_what_is_exported_untrained_is_what_was_read(model_directory: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from trainer.learner.architecture import layout_faults
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.model import build_model
 
+GLM = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -26,14 +28,55 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": YARN | {"attention_factor": 1.2}}, "attention_factor"),
         ({"rope_parameters": YARN | {"attn_factor": 1.2}}, "attn_factor"),
         ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"rope_scaling": YARN}, "rope_scaling beside another rope_parameters"),
+        (
+            {"rope_parameters": YARN, "original_max_position_embeddings": 64},
+            "original_max_position_embeddings beside another",
+        ),
+        ({"rope_parameters": YARN | {"beta_fast": 0.0}}, "beta_fast and beta_slow above 0"),
+        ({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1]}}, "a rope mrope_section"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"dual_chunk_attention_config": {"chunk_size": 8}}, "dual_chunk_attention_config"),
+        ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "Qwen3ForSequenceClassification"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096"),
-        ({"model_type": "mistral", "sliding_window": None, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"model_type": "ministral3", "rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta is missing"),
+        ({"model_type": "gpt_oss", **OSS, "attention_bias": False}, "attention_bias false"),
+        (
+            {"model_type": "gpt_oss", **OSS, "layer_types": ["linear_attention", "full_attention"]},
+            "layer_types .'linear_attention', 'full_attention'.",
+        ),
+        ({"model_type": "gpt_oss", **OSS, "layer_types": ["full_attention"]}, "layer_types of 1 layers"),
+        (
+            {"model_type": "gpt_oss", **OSS, "quantization_config": {"quant_method": "fp8"}},
+            "quantization_config",
+        ),
+        (
+            {"model_type": "mistral", "sliding_window": None, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor",
+        ),
+        (
+            {"model_type": "ministral3", "rope_parameters": YARN},
+            "rope_parameters.llama_4_scaling_beta or .* is missing",
+        ),
         ({"model_type": "seed_oss", "attention_out_bias": True}, "attention_out_bias"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval must be 1 or more"),
+        ({"model_type": "glm4_moe", **GLM, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
+        ({"model_type": "glm4_moe", **GLM, "routed_scaling_factor": 0.0}, "routed_scaling_factor 0"),
+        ({"model_type": "glm4_moe", **GLM, "n_group": 4, "topk_group": 2}, "n_group 4 with topk_group 2"),
+        ({"model_type": "glm4_moe", **GLM, "norm_topk_prob": False}, "norm_topk_prob false"),
+        (
+            {
+                "model_type": "glm4_moe",
+                **GLM,
+                "partial_rotary_factor": 0.25,
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
+            },
+            "partial_rotary_factor beside another one",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
         ({"model_type": "llama", "attention_bias": True}, "attention_bias"),
         (
@@ -41,7 +84,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
                 "rope_parameters": YARN
                 | {"rope_type": "llama3", "low_freq_factor": 4.0, "high_freq_factor": 1.0}
             },
-            "low_freq_factor below high_freq_factor",
+            "low_freq_factor above 0 and below",
         ),
     ],
 )
@@ -65,11 +108,11 @@ def test_the_first_words_about_a_model_that_is_refused_are_those_that_can_be_tra
     scaled = inner | {"rope_parameters": {"rope_type": "dynamic"}}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(scaled))
     with pytest.raises(
-        ValueError, match=r"^the learner trains Llama .*, and rope_type 'dynamic' is not supported"
+        ValueError, match=r"config.json has rope_type 'dynamic', which the learner does not compute"
     ):
         read_architecture(tmp_path)
     assert str(raised.value).startswith(
-        "the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture of experts; Mistral from 7B v0.2 to "
+        "the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture of experts; Mistral from 7B to "
     )
 
 
