@@ -137,7 +137,7 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sequence_parallel: bool = False
     context_parallel: PositiveCount = 1  # number of processes that share the positions of each micro-batch
     pipeline_parallel: PositiveCount = 1  # number of processes that share the layers
-    # Number of processes that share the experts of each layer; they are taken from those of tensor and data parallelism
+    # Number of processes that share the experts of each layer; they are taken from those of tensor, context and data parallelism
     expert_parallel: PositiveCount = 1
     # Send each token to the experts that the engine sent it to, rather than to those that the router prefers by now; engines
     # need --enable-return-routed-experts.

@@ -125,12 +125,13 @@ def mark_experts(model: GPTModel) -> None:
 
     Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
     gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too. A bias without the
-    flag of a divided parameter would count as a copy of rank 0's in the gradient norm.
+    flag of a divided parameter would count as a copy of rank 0's in the gradient norm, and one with the flag of sequence parallelism, which
+    Megatron gives it, would have its gradient summed over tensor-parallel ranks that hold other experts.
     """
     for module in model.modules():
         if isinstance(module, SequentialMLP):
             for parameter in module.parameters():
-                parameter.allreduce = False  # pyright: ignore[reportAttributeAccessIssue] - Megatron's mark
+                parameter.allreduce = parameter.sequence_parallel = False  # type: ignore[attr-defined] - Megatron's marks
                 if not getattr(parameter, "tensor_model_parallel", False):
                     set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
 

@@ -123,6 +123,32 @@ def test_sizes_in_a_table_of_the_language_model_are_read(qwen3: Path, tmp_path: 
     assert read_architecture(tmp_path) == read_architecture(qwen3)
 
 
+def test_a_config_without_a_list_of_the_layers_that_rotate_has_one_that_does_not_in_every_interval(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    keys = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    keys |= {"model_type": "smollm3", "num_hidden_layers": 7, "no_rope_layer_interval": 3}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(keys))
+    assert read_architecture(tmp_path).unrotated_layers == {2, 5}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "num_key_value_heads", "head_width"),
+    [("llama", 4, 16), ("qwen2", 32, 16), ("qwen3", 32, 128), ("mistral", 8, 16), ("ministral3", 8, 128)],
+)
+def test_a_key_that_a_config_lacks_has_the_value_that_transformers_gives_it(
+    qwen3: Path, tmp_path: Path, model_type: str, num_key_value_heads: int, head_width: int
+) -> None:
+    keys = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    del keys["num_key_value_heads"], keys["head_dim"]
+    rope = YARN | {"llama_4_scaling_beta": 0.1}
+    (tmp_path / "config.json").write_bytes(
+        msgspec.json.encode(keys | {"model_type": model_type, "rope_parameters": rope})
+    )
+    architecture = read_architecture(tmp_path)
+    assert (architecture.num_key_value_heads, architecture.head_width) == (num_key_value_heads, head_width)
+
+
 def test_experts_without_their_number_are_refused(qwen3: Path, tmp_path: Path) -> None:
     original = msgspec.json.decode((qwen3 / "config.json").read_bytes())
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(original | {"model_type": "qwen3_moe"}))
