@@ -440,8 +440,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             f"{FAMILIES}/family.py",
-            "head_width=self.head_dim or self.hidden_size",
-            "head_width=self.hidden_size",
+            "return self.head_dim or self.hidden_size // self.num_attention_heads",
+            "return self.hidden_size // self.num_attention_heads",
             "the size of a head is that of the model over its heads",
         ),
         Mutant(
@@ -476,8 +476,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             f"{FAMILIES}/mistral.py",
-            "self.sliding_window is not None,",
-            "False,",
+            "frozenset(range(self.num_hidden_layers))",
+            "frozenset[int]()",
             "a window of attention is ignored",
         ),
         Mutant(
@@ -536,7 +536,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             ATTENTION,
-            "layer_number - 1 not in architecture.unrotated_layers",
+            "layer not in architecture.unrotated_layers",
             "layer_number not in architecture.unrotated_layers",
             "the layer before the one that ignores positions ignores them",
         ),
@@ -575,6 +575,58 @@ MUTANTS: dict[str, list[Mutant]] = {
             "count * copies * parameter.num_values(tensor)",
             "num_layers * copies * parameter.num_values(tensor)",
             "each parameter is counted for all layers",
+        ),
+        Mutant(
+            ATTENTION,
+            "mask_TT.triu(1 - self.window)",
+            "mask_TT.triu(-self.window)",
+            "a window is one position longer",
+        ),
+        Mutant(
+            ATTENTION, "self.window - 1, 0)", "self.window, 0)", "the kernel's window is one position longer"
+        ),
+        Mutant(
+            ATTENTION,
+            "of_sinks_H = -((sinks_H",
+            "of_sinks_H = ((sinks_H",
+            "sinks learn in the other direction",
+        ),
+        Mutant(
+            ATTENTION,
+            "query_PHD, key_PHD, value_PHD, sinks_H, attended_PHD, with_sink_HP, rng_state, unused",
+            "query_PHD, key_PHD, value_PHD, sinks_H, attended_PHD, sums_HP, rng_state, unused",
+            "the backward pass forgets the sinks",
+        ),
+        Mutant(
+            MODEL,
+            '"glu_linear_offset": 1.0',
+            '"glu_linear_offset": 0.0',
+            "gpt-oss multiplies by the projection without adding 1",
+        ),
+        Mutant(MODEL, '"activation_func_clamp_value": limit, ', "", "gpt-oss's gate is not clamped"),
+        Mutant(
+            "trainer/learner/hf.py",
+            "torch.cat([outputs_first[::2], outputs_first[1::2]])",
+            "torch.cat(outputs_first.chunk(2))",
+            "gates and projections that alternate are read as halves",
+        ),
+        Mutant(
+            "trainer/learner/hf.py",
+            "values[(blocks & 15).long()], values[(blocks >> 4).long()]",
+            "values[(blocks >> 4).long()], values[(blocks & 15).long()]",
+            "the upper half of a byte is read first",
+        ),
+        Mutant(
+            "trainer/learner/hf.py",
+            "if num_values != prod(parameter.shape):",
+            "if num_values > prod(parameter.shape):",
+            "weights with too few rows are read",
+        ),
+        Mutant(
+            f"{FAMILIES}/gpt_oss.py",
+            "LAYER_KINDS[layer % 2]",
+            "LAYER_KINDS[(layer + 1) % 2]",
+            "the other layers have windows",
         ),
     ],
     "foreign": [

@@ -42,6 +42,8 @@ class Yarn(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
+    tag_field="rope_type",
+    tag="yarn",
     rename={"original_positions": "original_max_position_embeddings"},
 ):
     """The stretching of rotary embedding beyond the positions of pretraining, by transformers' names and defaults."""
@@ -76,6 +78,8 @@ class Llama3Rope(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
+    tag_field="rope_type",
+    tag="llama3",
     rename={"original_positions": "original_max_position_embeddings"},
 ):
     """The stretching of rotary embedding by Llama 3.1 and later, by transformers' names."""

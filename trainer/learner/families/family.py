@@ -159,7 +159,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         return self.rope_parameters or self.rope_scaling or {}
 
 
-ROPE_TYPES: Mapping[str, type[Yarn | Llama3Rope]] = {"yarn": Yarn, "llama3": Llama3Rope}
+ROPE_TYPES = ("yarn", "llama3")
 
 
 def engine_keys(keys: Mapping[str, Any]) -> Mapping[str, bool]:
@@ -183,6 +183,6 @@ def _read_rope(rope_type: str, rope: Mapping[str, Any]) -> Yarn | Llama3Rope | N
         return None
     try:
         given = {name: value for name, value in rope.items() if value is not None}
-        return msgspec.convert(given, ROPE_TYPES[rope_type])
+        return msgspec.convert(given | {"rope_type": rope_type}, Yarn | Llama3Rope)
     except msgspec.ValidationError as error:
         raise ValueError(f"rope of type {rope_type}: {error}; take the keys from the model card") from error
