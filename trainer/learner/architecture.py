@@ -30,12 +30,10 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     weight_factor: float = 1.0  # factor of the weights of the chosen experts
     shared_width: int = 0  # inner width of an MLP that every token passes beside its experts; 0: none
     num_dense_layers: int = 0  # the number of first layers that have an MLP and no experts
-    in_one_tensor: bool = (
-        False  # whether Hugging Face keeps those of a layer in one tensor for each projection
-    )
-    gate_limit: float | None = (
-        None  # gpt-oss's gate, clamped to this: quick GELU of the gate times the other projection plus 1
-    )
+    # Whether Hugging Face keeps the experts of a layer in one tensor for each projection
+    in_one_tensor: bool = False
+    # What gpt-oss's gate is clamped to: quick GELU of the gate times the other projection plus 1; None: the SiLU of the gate
+    gate_limit: float | None = None
 
 
 class Yarn(
@@ -128,15 +126,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     rope_scaling: Yarn | Llama3Rope | None = None
     query_scaling: QueryScaling | None = None
     unrotated_layers: frozenset[int] = frozenset()  # numbers, from 0, of the layers that ignore positions
-    window: int | None = (
-        None  # the number of positions, its own included, that a position attends to in windowed layers
-    )
-    windowed_layers: frozenset[int] = frozenset()  # their numbers, from 0
+    # The number of positions, its own included, that a position attends to in windowed layers, and the numbers of these, from 0
+    window: int | None = None
+    windowed_layers: frozenset[int] = frozenset()
     sinks: bool = False  # whether each head has one more logit, of no value, in the softmax of its attention
     biased_qkv: bool = False  # whether query, key and value projections have biases
-    biased: bool = (
-        False  # whether all projections of a layer have biases, those of experts and their router included
-    )
+    # Whether all projections of a layer have biases, those of experts and their router included
+    biased: bool = False
     normed_qk: bool = False  # whether the queries and keys of each head are normalised
 
     @property
