@@ -102,6 +102,7 @@ def _without_numbers(name: str) -> str:
         ("Seed-OSS-36B-Instruct", 36.15, 36.15),
         ("SmolLM3-3B", 3.08, 3.08),
         ("GLM-4.5-Air", 106.85, 13.42),
+        ("gpt-oss-20b", 20.91, 4.19),
     ],
 )
 def test_known_models_have_the_sizes_that_are_published(name: str, billions: float, active: float) -> None:

@@ -123,18 +123,18 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     def unsupported(self) -> Mapping[str, bool]:
         """The settings that the learner does not compute, each with whether this model has it."""
-        rope, table_share = self.rope, self.rope.get("partial_rotary_factor")
-        is_partial = self.rotary_share != 1.0
+        rope = self.rope
         return {
             f"rope_type {_rope_type(rope)!r}": _rope_type(rope) not in ("default", *ROPE_TYPES),
-            "rope_scaling beside another rope_parameters": bool(self.rope_parameters and self.rope_scaling)
-            and self.rope_parameters != self.rope_scaling,
-            "original_max_position_embeddings beside another one of the rope": None
-            is not self.original_max_position_embeddings
-            != rope.get("original_max_position_embeddings", self.original_max_position_embeddings),
-            "partial_rotary_factor": self.rotary_width() is None and is_partial,
-            "partial_rotary_factor beside another one of the rope": is_partial
-            and None is not table_share != (self.partial_rotary_factor or table_share),
+            # Of two values transformers takes one and engines the other.
+            "rope_scaling beside another rope_parameters": _differ(self.rope_scaling, self.rope_parameters),
+            "original_max_position_embeddings beside another one of the rope": _differ(
+                self.original_max_position_embeddings, rope.get("original_max_position_embeddings")
+            ),
+            "partial_rotary_factor beside another one of the rope": _differ(
+                self.partial_rotary_factor, rope.get("partial_rotary_factor")
+            ),
+            "partial_rotary_factor": self.rotary_width() is None and self.rotary_share != 1.0,
             f"layer_types {self.layer_types}": not {*(self.layer_types or ())} <= {"full_attention"},
             "attention_bias": bool(self.attention_bias),
             "mlp_bias": bool(self.mlp_bias),
@@ -157,6 +157,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def rope(self) -> dict[str, Any]:
         """The table of the rotary embedding; empty if there is none."""
         return self.rope_parameters or self.rope_scaling or {}
+
+
+def _differ(one: object, other: object) -> bool:
+    """Whether both are given and they are not the same."""
+    return bool(one and other) and one != other
 
 
 ROPE_TYPES = ("yarn", "llama3")
