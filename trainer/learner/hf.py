@@ -107,8 +107,9 @@ def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 @torch.no_grad()
 def read_weights(model: GPTModel, architecture: Architecture, directory: Path) -> None:
-    """Fill this rank's parameters. Raises ValueError for a tensor that the directory lacks, or that has another shape or type than the
-    model's, and for an output layer that differs from the embedding though `config.json` says that they are one.
+    """Fill this rank's parameters. Raises ValueError for a tensor that the directory lacks, for a type that is not read, for tensors that
+    together have another number of values than the parameter, and for an output layer that differs from the embedding though
+    `config.json` says that they are one.
     """
     tensors, table = SafetensorsDirectory(directory), parameters(model, architecture)
     for name, values in weights(model):
