@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from pipeline.request import Claim
 from pipeline.task import Calibration, Contradiction
-from workers.grading.container import PatchRun
-from workers.grading.controls.drawing import Outcomes, strays, survivors, together
+from workers.grading.controls.drawing import NOTHING_RAN, Outcomes, strays, survivors, together
 from workers.grading.controls.spans import Span
 from workers.grading.defence import witness
 from workers.verify.fixed import OpensSandboxes, find_tests, fixed, record
@@ -98,72 +97,93 @@ class Calibrator:
         calibration = replace(
             calibration, stops_early=measured.stops_early, contradictions=tuple(trials.kept())
         )
-        calibration = await with_pairs(calibration, runs)
         return _with_uncontrolled(await self._checked(calibration, runs))
 
     async def _checked(self, calibration: Calibration, runs: ControlRuns) -> Calibration:
-        """Tries contradictions alone, as many as the runs allow.
+        """Tries contradictions alone, then some of them together, as many as the runs allow.
 
-        Returns the calibration with the results, and with the cost of such a run. One that was not tried alone may have failed its tests
-        only because of others.
+        Returns the calibration with the results, and with the cost of a run with one alone. One that was not tried alone may have failed
+        its tests only because of others.
         """
-        kept = {id(one): replace(one, may_be_paired=False) for one in calibration.contradictions}
+        alone: dict[int, Outcomes | None] = {}
+        num_reserved = 0 if calibration.witnessed else MOST_TOGETHER
         for one in _in_turn(calibration, self.chance):
-            if runs.num_left <= 0:
+            if runs.num_left <= num_reserved:
                 break
             run = await runs.as_graded([one])
-            stops_early = calibration.stops_early or (
-                run is not None and _stopped_early(run, one, calibration)
-            )
-            calibration = replace(calibration, stops_early=stops_early)
-            checked = _checked_by(run, one, calibration)
-            if checked is None:
-                del kept[id(one)]
-            else:
-                kept[id(one)] = checked
-        return replace(
-            calibration,
-            contradictions=tuple(kept.values()),
-            control_cpu_s=runs.cpu_s,
-            control_wall_s=runs.wall_s,
-        )
+            alone[id(one)] = run.outcomes if run else None
+        calibration, tried = _with_alone(calibration, alone)
+        calibration = await with_pairs(calibration, tried, runs)
+        return replace(calibration, control_cpu_s=runs.cpu_s, control_wall_s=runs.wall_s)
 
 
-async def with_pairs(calibration: Calibration, runs: ControlRuns) -> Calibration:
-    """The calibration in which the contradictions are marked of which a control may make two, where no witness says which tests failed.
+def _with_alone(
+    calibration: Calibration, alone: Mapping[int, Outcomes | None]
+) -> tuple[Calibration, list[Contradiction]]:
+    """The calibration with the results of runs with one contradiction, by its id, and the contradictions that were tried so.
+
+    If at least half of the tests that failed kept others from running, the script ends at the first failure. Otherwise these failures end
+    a process, and such a contradiction is dropped if its tests have others: a wrong patch, too, can end the process.
+    """
+    failed, kept_others = set[str](), set[str]()
+    ending: list[int] = []
+    for one in calibration.contradictions:
+        found = alone.get(id(one)) or NOTHING_RAN
+        failing = {name for name in one.fails if found.failed(one.renamed.get(name, name))}
+        failed |= failing
+        if failing and _stopped_early(found, one, calibration):
+            kept_others |= failing
+            ending.append(id(one))
+    stops_early = calibration.stops_early or (bool(ending) and 2 * len(kept_others) >= len(failed))
+    calibration = replace(calibration, stops_early=stops_early)
+    checked = {
+        id(one): _checked_by(alone[id(one)], one, calibration) if id(one) in alone else one
+        for one in calibration.contradictions
+    }
+    for number in () if stops_early else ending:
+        ended, checked[number] = checked[number], None
+        others = {name for one in checked.values() if one for name in one.fails}
+        if ended and not others.issuperset(ended.fails):
+            checked[number] = ended
+    kept = {number: one for number, one in checked.items() if one}
+    tried = [one for number, one in kept.items() if number in alone]
+    return replace(calibration, contradictions=tuple(kept.values())), tried
+
+
+async def with_pairs(
+    calibration: Calibration, candidates: Sequence[Contradiction], runs: ControlRuns
+) -> Calibration:
+    """The calibration in which those of these contradictions are marked of which a control may make two, where no witness says which tests
+    failed.
 
     Each is tried in a run with one of every other test. Every test must run: so none of them keeps another test from running.
     """
     if calibration.witnessed or calibration.stops_early:
         return calibration
     found: set[int] = set()
-    untried = list(calibration.contradictions)
+    untried = list(candidates)
     for number in range(MOST_TOGETHER):
         chosen = together(untried)
         untried = [one for one in untried if one not in chosen]
-        if len(chosen) < 2 or (number and not runs.may_try):
+        if len(chosen) < 2 or runs.num_left <= 0 or (number and runs.cpu_left_s <= 0):
             break
         run = await runs.try_out(chosen)
-        if run and not _missing(run, chosen, calibration) and not strays(chosen, run.outcomes, calibration):
-            found |= {id(one) for one in chosen if not survivors([one], run.outcomes, calibration)}
+        outcomes = run.outcomes if run else NOTHING_RAN
+        if not _missing(outcomes, chosen, calibration) and not strays(chosen, outcomes, calibration):
+            found |= {id(one) for one in chosen if not survivors([one], outcomes, calibration)}
     marked = (replace(one, may_be_paired=id(one) in found) for one in calibration.contradictions)
     return replace(calibration, contradictions=tuple(marked))
 
 
-def _missing(run: PatchRun, made: Sequence[Contradiction], calibration: Calibration) -> list[str]:
+def _missing(found: Outcomes, made: Sequence[Contradiction], calibration: Calibration) -> list[str]:
     """The tests that should have passed or failed in a run with these contradictions, and did not run."""
     renamed = {was: name for one in made for was, name in one.renamed.items()}
-    return [name for name in calibration.passing if renamed.get(name, name) not in run.outcomes.by_name]
+    return [name for name in calibration.passing if renamed.get(name, name) not in found.by_name]
 
 
-def _stopped_early(run: PatchRun, one: Contradiction, calibration: Calibration) -> bool:
-    """Whether the run of a contradiction ended before all tests had run. Without the witness this shows where its tests failed and the log
-    does not name others.
-    """
-    found = run.outcomes
-    has_failed = any(found.failed(one.renamed.get(name, name)) for name in one.fails)
-    is_short = not found.witnessed and has_failed and bool(_missing(run, [one], calibration))
-    return found.stopped_early or is_short
+def _stopped_early(found: Outcomes, one: Contradiction, calibration: Calibration) -> bool:
+    """Whether the run of a contradiction ended before all tests had run: without the witness, if the log does not name all."""
+    return found.stopped_early or (not found.witnessed and bool(_missing(found, [one], calibration)))
 
 
 def _in_turn(calibration: Calibration, chance: random.Random) -> list[Contradiction]:
@@ -179,15 +199,15 @@ def _in_turn(calibration: Calibration, chance: random.Random) -> list[Contradict
     return sorted(shuffled, key=lambda one: ranks[id(one)])
 
 
-def _checked_by(run: PatchRun | None, one: Contradiction, calibration: Calibration) -> Contradiction | None:
+def _checked_by(found: Outcomes | None, one: Contradiction, calibration: Calibration) -> Contradiction | None:
     """Returns the contradiction with the tests that failed in a run with it alone; None if no test failed, or the run took too long."""
-    if run is None:
+    if found is None:
         return None
-    passed = survivors([one], run.outcomes, calibration)
+    passed = survivors([one], found, calibration)
     fails = tuple(name for name in one.fails if name not in passed)
     if not fails:
         return None
-    strayed = strays([one], run.outcomes, calibration)
+    strayed = strays([one], found, calibration)
     return replace(one, fails=fails, may_fail=tuple(dict.fromkeys((*one.may_fail, *passed, *strayed))))
 
 

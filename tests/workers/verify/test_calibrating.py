@@ -1,6 +1,5 @@
 """The known fix measured: which tests it passes, and under which contradictions they fail."""
 
-import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,23 +107,24 @@ PASSED = Reward(value=1.0, resolved=True, decided_by="exit status 0")
 async def pairs(
     *answers: dict[str, str], tries_alone: bool = True, **changes: Any
 ) -> tuple[set[str], RunsOf]:
-    """The tests whose contradictions may be paired: a has two, the others have one. The runs come out so; later ones as they should."""
+    """The tests whose contradictions may be paired: a has two, the others have one. Runs with several come out
+    so; all others as they should.
+    """
     contradictions = tuple(changing("t.py", 10 * place, "4", "5", name) for place, name in enumerate("aabc"))
     calibration = Calibration(passing=("a", "b", "c"), needing_fix=("a",), contradictions=contradictions)
-    grader = RunsOf([*answers, *({} for _ in range(9))])
+    grader = RunsOf([*({} for _ in contradictions if tries_alone), *answers, *({} for _ in range(9))])
     runs = ControlRuns(grader, make_claim(make_task("an-image")), b"fix", PatchRun(PASSED))
     calibrator = Calibrator(grader, cast(Any, None), num_controls=2, chance=random.Random(1))
-    marked = await calibrating.with_pairs(replace(calibration, **changes), runs)
-    runs.num_left = runs.num_left if tries_alone else 0
-    checked = await calibrator._checked(marked, runs)
+    runs.num_left = runs.num_left if tries_alone else calibrating.MOST_TOGETHER
+    checked = await calibrator._checked(replace(calibration, **changes), runs)
     return {name for one in checked.contradictions if one.may_be_paired for name in one.fails}, grader
 
 
 async def test_contradictions_may_be_paired_whose_tests_failed_together_and_alone() -> None:
     found, grader = await pairs()
     assert found == {"a", "b", "c"}
-    assert grader.made[0] == ["a", "b", "c"]
-    assert sorted(grader.made[1:]) == [["a"], ["a"], ["b"], ["c"]]
+    assert sorted(grader.made[:4]) == [["a"], ["a"], ["b"], ["c"]]
+    assert [sorted(names) for names in grader.made[4:]] == [["a", "b", "c"]]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_nothing_is_paired_where_a_witness_reports_or_the_script_ends_at_a
 ) -> None:
     found, grader = await pairs(**changes)
     assert found == set()
-    assert len(grader.made[0]) == 1
+    assert {len(names) for names in grader.made} == {1}
 
 
 # Quick: a verification: each test can be made to fail, and the known fix is worth 1.
@@ -490,24 +490,40 @@ async def test_a_manual_is_contradicted_in_the_example_that_fails_without_the_fi
     assert (reward.value, reward.control) == (1.0, "confirmed")
 
 
+FAILS_A, FAILS_B = {"a": "FAILED"}, {"b": "FAILED"}
+ALL_PASS = dict.fromkeys("abc", "PASSED")
+
+
 @pytest.mark.parametrize(
-    ("by_name", "witnessed", "is_early"),
+    ("outcomes", "stops_early", "left"),
     [
-        ({"a": "FAILED", "b": "PASSED", "c": "PASSED"}, False, False),
-        ({"a": "FAILED", "b": "PASSED"}, False, True),
-        ({"a": "FAILED", "b": "PASSED"}, True, False),
-        ({"b": "PASSED"}, False, False),
-        ({}, False, False),
+        # Each test that fails keeps those after it from running; c is the last.
+        ([FAILS_A, {"a": "PASSED", **FAILS_B}, ALL_PASS | {"c": "FAILED"}], True, "abc"),
+        ([ALL_PASS | FAILS_A, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}], False, "abc"),
+        # One of three failures ends the process, and its test has no other contradiction.
+        ([FAILS_A, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}], False, "abc"),
+        # The same where the test has another one.
+        ([FAILS_A, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}, ALL_PASS | FAILS_A], False, "bca"),
+        # A contradiction under which its test does not run shows nothing, and is dropped.
+        ([{"b": "PASSED"}, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}], False, "bc"),
+        ([None, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}], False, "bc"),
     ],
 )
-def test_a_log_that_names_no_further_tests_after_a_failure_shows_an_early_end(
-    by_name: dict[str, str], witnessed: bool, is_early: bool
+@pytest.mark.parametrize("witnessed", [False, True])
+def test_a_script_ends_at_the_first_failure_if_most_failures_keep_other_tests_from_running(
+    outcomes: list[dict[str, str] | None], witnessed: bool, stops_early: bool, left: str
 ) -> None:
-    calibration = Calibration(passing=("a", "b", "c"))
-    outcomes = msgspec.msgpack.encode(Outcomes(by_name=by_name, witnessed=witnessed))
-    run = PatchRun(Reward(value=0.0, resolved=False, decided_by=""), recorded=outcomes)
-    one = changing("t.go", 0, "4", "5", "a")
-    assert calibrating._stopped_early(run, one, calibration) is is_early
-    if witnessed:
-        ended = msgspec.msgpack.encode(Outcomes(by_name=by_name, witnessed=True, stopped_early=True))
-        assert calibrating._stopped_early(dataclasses.replace(run, recorded=ended), one, calibration)
+    contradictions = tuple(
+        changing("t.go", 10 * place, "4", "5", name) for place, name in enumerate("abca"[: len(outcomes)])
+    )
+    calibration = Calibration(passing=("a", "b", "c"), needing_fix=("a",), contradictions=contradictions)
+    alone = {
+        id(one): None
+        if by_name is None
+        else Outcomes(by_name, witnessed, stopped_early=witnessed and len(by_name) < 3, finished=True)
+        for one, by_name in zip(contradictions, outcomes, strict=True)
+    }
+    found, tried = calibrating._with_alone(calibration, alone)
+    assert found.stops_early is stops_early
+    assert "".join(name for one in found.contradictions for name in one.fails) == left
+    assert [*found.contradictions] == tried
