@@ -123,8 +123,8 @@ PACKAGES = (
         repository="spf13/pflag",
         fix="d5e0c0615acee7028e1e2740a11102313be88de1",
         tests=("ip_test.go",),
-        script="go test ./...\n",
-        image=GO,
+        script="go test -vet=off ./...\n",  # an old test prints "\\n" by Println, which today's vet refuses
+        image=GO.replace("go test", "go test -vet=off"),
     ),
     Package(
         name="smallvec",
