@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from pipeline.agent.option import read_agent
 from pipeline.request import Limits
 from pipeline.screen import visible, visible_line
-from pipeline.task import BEST_CONTROLS, Task
+from pipeline.task import BEST_CONTROLS
 from pipeline.taskfile import (
     Gold,
     Verification,
@@ -289,7 +289,9 @@ class Stages:
         replace_file(gold_path(self.out / TASKS), lambda path: write_gold(path, golds.values()))
         verified, measured = Book.beside(self.out / TASKS), self.options.max_weakness is not None
         unknown = [
-            one.task for one in todo if one.task and not _is_known(verified, one.task, measured=measured)
+            one.task
+            for one in todo
+            if one.task and not self._is_known(standing(verified.entries, one.task), measured=measured)
         ]
         if unknown:
             asyncio.run(
@@ -306,6 +308,7 @@ class Stages:
                     num_partial_fixes=NUM_PARTIAL_FIXES if measured else 0,
                     image_fix=IMAGE_FIX,
                     agent_config=read_agent([str(DEFAULT_AGENT)]),
+                    wanted_control=self.options.min_control,
                 )
             )
         asyncio.run(self._judge_all(todo, verified))
@@ -355,12 +358,21 @@ class Stages:
             reason = "the known fix gets no reward" if known.states.get("gold") == 0 else reason
             return replace(one, outcome="fallen", reason=reason, detail=known.reason)
         one = replace(one, stage="verified")
-        if BEST_CONTROLS.index(known.control) < BEST_CONTROLS.index(self.options.min_control):
+        if not self._is_controlled(known):
             reason = f"a control says {known.control} at best"
             return replace(
                 one, outcome="fallen", reason=reason, detail=f"--min-control {self.options.min_control}"
             )
         return replace(one, stage="controlled")
+
+    def _is_controlled(self, known: Verification) -> bool:
+        return BEST_CONTROLS.index(known.control) >= BEST_CONTROLS.index(self.options.min_control)
+
+    def _is_known(self, entry: Verification | None, *, measured: bool) -> bool:
+        """Whether a task need not be verified again."""
+        if entry is None or is_broken(entry):
+            return False
+        return not (measured and entry.ok and self._is_controlled(entry) and entry.strength is None)
 
     def _weighed(self, one: TaskCandidate, known: Verification | None) -> TaskCandidate:
         """The candidate with its end: kept, unless its tests are shown to be weak."""
@@ -407,14 +419,6 @@ class Stages:
         replace_file(
             self.out / PROVENANCE, lambda path: path.write_bytes(msgspec.json.Encoder().encode_lines(lines))
         )
-
-
-def _is_known(book: Book, task: Task, *, measured: bool) -> bool:
-    """Whether there is a verdict on the task as it is now."""
-    entry = standing(book.entries, task)
-    if entry is None or is_broken(entry):
-        return False
-    return not (measured and entry.ok and entry.strength is None)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pipeline.request import Limits
 from pipeline.screen import visible_line
-from pipeline.task import Task
+from pipeline.task import BEST_CONTROLS, BestControl, Task
 from pipeline.taskfile import EXPECTED, Found, Gold, State, Strength, Verification
 from workers.display import Display, open_display
 from workers.grading.grade import Grader
@@ -145,6 +145,8 @@ class Verifier:
     images: ImageLeaks
     golds: Mapping[str, Gold]
     book: Book
+    # Only such tasks are wanted, and what would be measured of others is left out; None: everything is measured.
+    wanted_control: BestControl | None = None
     found: dict[str, Verification] = field(default_factory=dict[str, Verification])
     tries: dict[str, Tries] = field(default_factory=dict[str, Tries])
 
@@ -164,13 +166,19 @@ class Verifier:
             done = await self.images.looked_for(done, task, self.golds[task.id])
             done = replace(done, seconds=round(time.monotonic() - began_at, 2))
         self.book.enter(done)
-        if self.meter is not None and done.states["gold"] == 1:
+        if self.meter is not None and self._is_measured(done):
             done = await self._with_strength(done, task, self.meter, table)
             done = replace(done, seconds=round(time.monotonic() - began_at, 2))
             self.book.enter(done)
         self.tries[task.id] = probed.tries
         self.found[task.id] = done
         table.finish(done, evidence(probed.tries))
+
+    def _is_measured(self, done: Verification) -> bool:
+        """Whether the strength of the task's tests is measured."""
+        if self.wanted_control is None:
+            return done.states["gold"] == 1
+        return done.ok and BEST_CONTROLS.index(done.control) >= BEST_CONTROLS.index(self.wanted_control)
 
     async def _with_strength(
         self, done: Verification, task: Task, meter: StrengthMeter, table: VerificationTable
@@ -199,8 +207,10 @@ async def verify(
     num_partial_fixes: int,
     image_fix: str,
     agent_config: str,
+    wanted_control: BestControl | None = None,
 ) -> Verifier:
     """Verifies all of `tasks` in `sandboxes`, and closes these. Raises Unwritable and Misconfigured. SIGTERM and SIGHUP cancel it.
+    With `wanted_control`, only tasks are wanted that are ok and of which a control can say this or more: others end at their first fault.
     The strength of their tests is measured with at most `num_partial_fixes` of each; 0: it is not measured. Known fixes are submitted as
     the agent file with the text `agent_config` says.
     """
@@ -216,10 +226,11 @@ async def verify(
             num_repeats=num_repeats,
             agent_config=agent_config,
             image_fix=image_fix,
+            ends_at_fault=wanted_control is not None,
             outage=outage,
         )
         meter = StrengthMeter(grader, sandboxes, limits, num_partial_fixes, image_fix)
         images = ImageLeaks(sandboxes, limits, image_fix)
-        verifier = Verifier(prober, meter if num_partial_fixes else None, images, golds, book)
+        verifier = Verifier(prober, meter if num_partial_fixes else None, images, golds, book, wanted_control)
         await verifier.run(tasks, num_jobs=num_jobs)
     return verifier

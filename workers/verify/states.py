@@ -183,13 +183,16 @@ class Prober:
     num_repeats: int
     agent_config: str  # the text of the agent file whose submission is tried
     image_fix: str  # what to do about an image that is not on this host
+    ends_at_fault: bool = (
+        False  # a state that has a wrong verdict in one try is not tried again, nor are the others
+    )
     outage: str = ""  # why nothing at all can be graded here
 
     async def probe(
         self, task: Task, gold: Gold | None, *, on_step: Callable[[str, int, int], None]
     ) -> Probed:
-        """Each state in `num_repeats` tries, and the base commit. `on_step` is called when a step begins, with its name, the number of
-        finished steps, and the number of all steps.
+        """Each state in `num_repeats` tries, or in fewer with `ends_at_fault`, and the base commit. `on_step` is called when a step begins,
+        with its name, the number of finished steps, and the number of all steps.
         """
         patches = _patches(task, gold)
         num_steps = 1 + len(patches) * self.num_repeats + 2 * ("gold" in patches)
@@ -218,6 +221,8 @@ class Prober:
                 graded = calibrated(task, calibration) if calibration and state == "gold" else task
                 work = functools.partial(self.grader.grade_with_log, self._claim(graded), patch)
                 tries[state].append(await self._graded(graded, state, number, work))
+            if self.ends_at_fault and _has_fault(tries):
+                break
         if gold is None:
             tries["gold"] = [Try("infrastructure", NO_SOLUTION, None)]
         tries["agent"], began_at = tries["gold"][:1], time.monotonic()
@@ -266,6 +271,12 @@ class Prober:
 
 def _is_paid(tries: Tries) -> bool:
     return any(one.found == 1 for made in tries.values() for one in made)
+
+
+def _has_fault(tries: Tries) -> bool:
+    return any(
+        one.found not in (EXPECTED[state], "infrastructure") for state, made in tries.items() for one in made
+    )
 
 
 def _patches(task: Task, gold: Gold | None) -> dict[State, bytes]:

@@ -1,12 +1,14 @@
 """What is wrong with a task, and how it is told."""
 
+from typing import Any, cast
+
 import pytest
 from msgspec.structs import replace
 
 from pipeline.agent.option import read_agent
 from pipeline.errors import TaskBroken
 from pipeline.request import Claim, Limits
-from pipeline.task import Calibration, ExitCode, R2eExpected, SwebenchLog, Verdict
+from pipeline.task import BestControl, Calibration, ExitCode, R2eExpected, SwebenchLog, Verdict
 from pipeline.task import TestsJson as JsonVerdict  # pytest would take it for tests
 from pipeline.taskfile import Gold, Verification, gold_path, write_gold, write_tasks
 from pipeline.trajectory import Reward
@@ -19,6 +21,7 @@ from workers.unqueued import DEFAULT_AGENT, LogDirectory
 from workers.verify.book import Outputs
 from workers.verify.calibrating import Calibrator
 from workers.verify.judging import verification
+from workers.verify.run import Verifier
 from workers.verify.states import Calibrates, GradesWithLog, Probed, Prober, Tries, Try
 from workers.verify.submitting import Submitter
 
@@ -74,6 +77,8 @@ def prober_of(
     calibrator: Calibrates,
     grader: GradesWithLog | None = None,
     num_repeats: int = 1,
+    *,
+    ends_at_fault: bool = False,
 ) -> Prober:
     return Prober(
         grader=grader or Grader(sandboxes),
@@ -85,6 +90,7 @@ def prober_of(
         num_repeats=num_repeats,
         agent_config=read_agent([str(DEFAULT_AGENT)]),
         image_fix="",
+        ends_at_fault=ends_at_fault,
     )
 
 
@@ -184,6 +190,21 @@ async def test_a_state_that_is_judged_two_ways_is_flaky(image: RepoImage, sandbo
     assert "gold: flaky, 0 1 0 in 3 tries" in found.reason
 
 
+async def test_a_task_that_is_wanted_only_if_it_is_ok_is_not_tried_again_after_a_fault(
+    image: RepoImage, sandboxes: DockerSandboxes
+) -> None:
+    task = make_task(image.tag, verdict=ExitCode(eval_script="true\n"))
+    calibrator = Calibrator(Grader(sandboxes), sandboxes, num_controls=0)
+    prober = prober_of(sandboxes, calibrator, num_repeats=3, ends_at_fault=True)
+    steps: list[str] = []
+    gold = Gold(id=task.id, patch=FIX)
+    probed = await prober.probe(task, gold, on_step=lambda name, *_: steps.append(name))
+    assert steps == ["base commit", "empty", "useless", "gold", "agent"]
+    found = verification(task, probed, seconds=1.0, verified_at=1.0)
+    assert found.states == {"empty": 0, "useless": 1, "tests_only": 1, "gold": 1, "agent": 1}
+    assert "its tests pass without the fix" in found.reason
+
+
 def _ignore(name: str, done: int, total: int) -> None:
     return
 
@@ -194,6 +215,26 @@ def judged(verdict: Verdict, *, tests: dict[str, str] | None = None, log: str = 
     zero, one = Try(0, "", None), Try(1, "", reward)
     tries: Tries = {"empty": [zero], "useless": [zero], "tests_only": [zero], "gold": [one], "agent": [one]}
     return verification(make_task("none", verdict=verdict), Probed(tries), seconds=1.0, verified_at=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted_control", "is_measured"),
+    [
+        ({"ok": False}, None, True),
+        ({"states": {"gold": 0}}, None, False),
+        ({"control": "confirmed"}, "confirmed", True),
+        ({"control": "confirmed", "ok": False}, "confirmed", False),
+        ({"control": "partial"}, "confirmed", False),
+        ({"control": "partial"}, "partial", True),
+    ],
+)
+def test_strength_is_not_measured_of_a_task_that_is_not_wanted(
+    changes: dict[str, Any], wanted_control: BestControl | None, is_measured: bool
+) -> None:
+    nothing = cast(Any, None)
+    verifier = Verifier(nothing, nothing, nothing, {}, nothing, wanted_control)
+    done = judged(ExitCode(eval_script="true"))
+    assert verifier._is_measured(replace(done, **changes)) is is_measured
 
 
 NAMED = (
