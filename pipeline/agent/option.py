@@ -248,7 +248,7 @@ def endpoint_of(options: argparse.Namespace, agent: str) -> Endpoint:
     if not key_env and not options.key_file and os.environ.get(DEFAULT_KEY_ENV):
         key_env = DEFAULT_KEY_ENV
     return Endpoint(
-        api_base=_url(options.api_base),
+        api_base=checked_url(options.api_base, "--api-base"),
         model=options.model,
         key_env=key_env,
         key_file=str(options.key_file.resolve()) if options.key_file else "",
@@ -256,7 +256,8 @@ def endpoint_of(options: argparse.Namespace, agent: str) -> Endpoint:
     )
 
 
-def _url(said: str) -> str:
+def checked_url(said: str, option: str) -> str:
+    """The URL of an endpoint. Raises ValueError naming the option."""
     try:
         parts = urlsplit(said)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -264,7 +265,7 @@ def _url(said: str) -> str:
     except ValueError:  # a port that is not a number, or brackets that do not match
         is_one = False
     if not is_one:
-        raise ValueError(f"--api-base {said!r}: give a URL, as in http://127.0.0.1:30000/v1")
+        raise ValueError(f"{option} {said!r}: give a URL, as in http://127.0.0.1:30000/v1")
     return said
 
 

@@ -2,7 +2,7 @@
 
 The text is that of the linked issue, else of the pull request, else the commit's message. What is taken out of it is recorded: hashes,
 links, trailers, differences, code that repeats added lines, and sentences with names that only the fix brings. A name that the hidden tests
-use stays, because the task could not be solved without it. Another author, such as a model, would take the place of `problem_of`.
+use stays, because the task could not be solved without it. A text that a model writes is cleaned in the same way (`reports.py`).
 """
 
 import ast
@@ -17,13 +17,14 @@ import msgspec
 from pipeline import diff
 from workers.making.history import Commit, Fallen, Fix
 
+GIVE_AWAY = ("code: ", "difference: ", "names what the fix brings: ")  # how parts begin that tell of the fix
 LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
 _CLOSES = re.compile(
     r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE
 )
 _PULL_IN_SUBJECT = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+)")
 _MERGE_SUBJECT = re.compile(r"\AMerge (?:pull request|branch|remote-tracking branch|tag)\b[^\n]*\n*")
-_FENCED = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 _DIFF = re.compile(
     r"^(?:diff --git .*\n?|index [0-9a-f]+\.\..*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|@@ -\d.*\n?(?:[-+ \\].*\n?)*)",
     re.MULTILINE,
@@ -113,6 +114,19 @@ def problem_of(
 ) -> Problem:
     """The problem. `is_given_away` says whether a name is one that only the fix brings. Raises Fallen if too few words are left."""
     source, text = _source(fix, discussions)
+    text, removed = cleaned(text, patch, is_given_away)
+    if (num_words := words_in(text)) < least_words:
+        raise Fallen("problem too short", f"{num_words} words of the {source}, --min-words {least_words}")
+    return Problem(text, source, removed)
+
+
+def words_in(text: str) -> int:
+    """The number of words."""
+    return len(re.findall(r"\w+", text))
+
+
+def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
+    """The text without what gives the patch away or leads elsewhere, and what was taken out, each with its kind before a colon."""
     removed: list[str] = []
     text = _without_code(text.replace("\r\n", "\n"), added_lines(patch), removed)
     for kind, pattern in (
@@ -127,10 +141,7 @@ def problem_of(
         text = pattern.sub("", text)
     text = "".join(_kept_sentences(text, is_given_away, removed))
     text = re.sub(r"[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
-    num_words = len(re.findall(r"\w+", text))
-    if num_words < least_words:
-        raise Fallen("problem too short", f"{num_words} words of the {source}, --min-words {least_words}")
-    return Problem(text, source, tuple(removed))
+    return text, tuple(removed)
 
 
 def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:
@@ -170,7 +181,7 @@ def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
             return ""
         return block
 
-    text = _FENCED.sub(kept, text)
+    text = FENCED.sub(kept, text)
     lines = text.split("\n")
     repeated = [line for line in lines if line.strip() in added]
     removed += [f"code: {line.strip()}" for line in repeated]
