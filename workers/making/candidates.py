@@ -62,7 +62,10 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     commit: str = ""  # where bugs are planted
     bugs: tuple[str, ...] = ()  # kinds of planted bugs
     functions: tuple[str, ...] = ()  # functions that have them
-    failing: tuple[str, ...] = ()  # tests that they make fail
+    failing: tuple[str, ...] = ()  # tests that they make fail; or, for an author, that fail without the fix
+    failures: str = ""  # what these print without the fix of a commit, cut
+    author_saw: tuple[str, ...] = ()  # prompts of which a reply is used: for bugs, for the problem
+    written: tuple[str, ...] = ()  # the function that an author wrote for each bug; "" for other kinds
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +122,18 @@ class CandidateBook:
                 one = msgspec.json.decode(line, type=TaskCandidate)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(f"{self.path}:{number}: {error}: choose another --out") from error
-            self.candidates[one.sha] = one
+            self._set(one)
 
     def enter(self, candidate: TaskCandidate) -> None:
         self._append(candidate)
-        self.candidates[candidate.sha] = candidate
+        self._set(candidate)
+
+    def _set(self, one: TaskCandidate) -> None:
+        """A bug that is written and not yet tried has its place by when it is tried, whenever the author's reply came."""
+        known = self.candidates.get(one.sha)
+        if known and (known.stage, known.outcome) == ("seen", "open"):
+            del self.candidates[one.sha]
+        self.candidates[one.sha] = one
 
     def _append(self, line: TaskCandidate | Settings) -> None:
         left = msgspec.json.encode(line) + b"\n"

@@ -20,6 +20,15 @@ from msgspec.structs import replace
 
 from pipeline.task import ExitCode, Task
 from pipeline.taskfile import Gold
+from workers.making.author import (
+    NO_REPLY,
+    Author,
+    NoReply,
+    Unusable,
+    add_author_options,
+    author_of,
+    author_settings,
+)
 from workers.making.candidates import Settings, Stage, TaskCandidate, eval_script
 from workers.making.history import Commit, Fallen, Fix, GitError, Split, iso_date, resolved, split_of
 from workers.making.problems import (
@@ -29,6 +38,7 @@ from workers.making.problems import (
     problem_of,
     read_discussions,
 )
+from workers.making.reports import report_of_commit, request_of_commit
 from workers.making.stages import Stages, add_making_options, require_positive, run_stages, settings_of
 
 LABELS: Mapping[Stage, str] = {"seen": "commits seen", "candidate": "change code and tests"}
@@ -44,6 +54,7 @@ def add_from_git_parser(parser: argparse.ArgumentParser) -> None:
     add("--pulls", type=Path, metavar="FILE.jsonl", help="an export of pull requests and issues")
     help_ = "fewest words of a problem; default: %(default)s"
     add("--min-words", type=int, default=8, metavar="N", help=help_)
+    add_author_options(parser, writes="the problems")
     parser.set_defaults(run=run)
 
 
@@ -51,8 +62,13 @@ def run(options: argparse.Namespace) -> int:
     """Makes the tasks, or reports on them, and returns the exit status. Raises ValueError, OSError."""
 
     def make(stages: Stages) -> bool:
-        CommitWalk(stages).enter_all()
-        stages.build(stages.to_do("problem", "problem"))
+        author = author_of(options)
+        walk = CommitWalk(stages, has_author=author is not None)
+        walk.enter_all()
+        if author:
+            stages.build(stages.to_do("candidate", "candidate"), ProblemAuthor(walk, author))
+        else:
+            stages.build(stages.to_do("problem", "problem"))
         stages.gate(stages.to_do("built"))
         return stages.book.has_failures
 
@@ -66,14 +82,17 @@ def _checked(options: argparse.Namespace) -> Settings:
         if value := getattr(options, name):
             setattr(options, name, iso_date(value, f"--{name}"))
     pulls = hashlib.sha256(options.pulls.read_bytes()).hexdigest() if options.pulls else ""
-    return settings_of(options, min_words=str(options.min_words), pulls=pulls)
+    return settings_of(options, min_words=str(options.min_words), pulls=pulls, **author_settings(options))
 
 
 @dataclass(frozen=True, slots=True)
 class CommitWalk:
-    """Enters the commits of the history, each with its problem or with the reason why it becomes no task."""
+    """Enters the commits of the history, each with its problem or with the reason why it becomes no task. With an author the problem is
+    still to be written, and until then a task has people's text as cleaned, of any length.
+    """
 
     stages: Stages
+    has_author: bool = False
 
     def enter_all(self) -> None:
         """Enters every commit that is not in the book yet."""
@@ -86,7 +105,7 @@ class CommitWalk:
             began_at = time.monotonic()
             one = self._candidate(fix, discussions)
             self.stages.book.enter(replace(one, seconds=round(time.monotonic() - began_at, 3)))
-        found = len(self.stages.book.at("problem"))
+        found = len(self.stages.book.at("candidate" if self.has_author else "problem"))
         print(
             f"{len(self.stages.book.candidates)} commits seen, {found} may become tasks",
             file=sys.stderr,
@@ -121,10 +140,9 @@ class CommitWalk:
         try:
             split = split_of(self.stages.history, fix, max_files=self.stages.options.max_files)
             one = replace(one, stage="candidate")
-            is_given_away = self._given_away(fix, split)
-            problem = problem_of(
-                fix, discussions, split.fix, is_given_away, least_words=self.stages.options.min_words
-            )
+            is_given_away = self.given_away(fix, split)
+            least_words = 0 if self.has_author else self.stages.options.min_words
+            problem = problem_of(fix, discussions, split.fix, is_given_away, least_words=least_words)
         except Fallen as fallen:
             return replace(one, reason=fallen.reason, detail=fallen.detail)
         except GitError as error:
@@ -145,7 +163,7 @@ class CommitWalk:
         )
         return replace(
             one,
-            stage="problem",
+            stage="candidate" if self.has_author else "problem",
             outcome="open",
             problem_source=problem.source,
             problem_removed=problem.removed,
@@ -155,7 +173,7 @@ class CommitWalk:
             gold=Gold(id=task.id, patch=split.fix, test_patch=split.tests),
         )
 
-    def _given_away(self, fix: Fix, split: Split) -> Callable[[str], bool]:
+    def given_away(self, fix: Fix, split: Split) -> Callable[[str], bool]:
         """A function that says whether a name is new in the fix, and known neither to the base nor to the hidden tests."""
         old: set[str] = set()
         new: set[str] = set()
@@ -168,3 +186,45 @@ class CommitWalk:
                 new |= names_in_code(self.stages.history.blob(change.new))
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemAuthor:
+    """Writes the problems of commits whose hidden tests have run; implements `workers.making.stages.ProblemWriter`."""
+
+    walk: CommitWalk
+    author: Author
+
+    async def with_problem(self, one: TaskCandidate) -> TaskCandidate:
+        """The candidate with the author's problem, or with the reason why it has none."""
+        stages, task, gold = self.walk.stages, one.task, one.gold
+        assert task is not None
+        assert gold is not None
+        least_words = stages.options.min_words
+        fix = Fix(one.base, next(stages.history.commits(one.sha, "-1")), ())
+        split = Split(gold.patch, gold.test_patch, one.modules, task.verdict.protected_paths)
+        is_given_away = self.walk.given_away(fix, split)
+
+        def use(reply: str) -> tuple[str, tuple[str, ...]]:
+            return report_of_commit(reply, one, is_given_away, least_words=least_words)
+
+        try:
+            written = await self.author.write(request_of_commit(one, least_words=least_words), use)
+        except NoReply as error:
+            return replace(one, outcome="failed", reason=NO_REPLY, detail=str(error)[-300:])
+        except Unusable as error:
+            return replace(
+                one, outcome="fallen", reason="the author wrote no usable problem", detail=str(error)
+            )
+        text, removed = written.value
+        return replace(
+            one,
+            stage="built",
+            outcome="open",
+            reason="",
+            detail="",
+            task=replace(task, problem=text),
+            problem_source=f"{self.author.name}: {f'{one.problem_source}, ' if task.problem else ''}failing tests",
+            problem_removed=(*one.problem_removed, *removed),
+            author_saw=(written.prompt,),
+        )

@@ -1,5 +1,6 @@
 """Tries a candidate in its image before it is verified: that tests of the base pass there, and which tests have to be left out."""
 
+import re
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,6 +19,9 @@ from workers.sandbox.protocol import Sandboxes
 from workers.unqueued import Broken, tried, unqueued_claim
 from workers.verify.calibrating import USELESS
 
+MOST_FAILURE_BYTES = 12_000
+_FAILURES = re.compile(rb"^=+ (?:FAILURES|ERRORS) =+\r?$", re.MULTILINE)
+
 
 class _Failed(Exception):
     """The infrastructure prevented a run."""
@@ -30,6 +34,7 @@ class CandidateProber:
     environments: Environments
     sandboxes: Sandboxes
     limits: Limits
+    keeps_failures: bool = False  # run the hidden tests without the known fix, too, and keep what they print
     _grader: Grader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,20 +50,34 @@ class CandidateProber:
             image, commit, needs, versions = await self.environments.image(one.base, one.authored)
             one = replace(one, versions_before=versions, left_out_requirements=needs.left_out)
             task = replace(task, image=image, base_commit=commit, workdir=WORKDIR)
-            deselected = await self._deselected(one, task, gold.patch.encode())
+            deselected, passing = await self._deselected(one, task, gold.patch.encode())
+            assert isinstance(task.verdict, ExitCode)
+            verdict = replace(task.verdict, eval_script=eval_script(one.modules, deselected))
+            task = replace(task, verdict=verdict)
+            failing, failures = await self._failures(task, passing) if self.keeps_failures else ((), "")
         except Fallen as fallen:
             return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
         except (ImageError, PackageError, GitError, _Failed) as error:
             return replace(
                 one, outcome="failed", reason="could not be built or run", detail=str(error)[-300:]
             )
-        assert isinstance(task.verdict, ExitCode)
-        verdict = replace(task.verdict, eval_script=eval_script(one.modules, deselected))
-        task = replace(task, verdict=verdict)
+        one = replace(one, failing=failing, failures=failures)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
-    async def _deselected(self, one: TaskCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
-        """The tests that cannot decide. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
+    async def _failures(self, task: Task, passing: frozenset[str]) -> tuple[tuple[str, ...], str]:
+        """Those of the tests `passing` with the known fix that do not pass without it, and the output. Raises Fallen if none, _Failed."""
+        run = await self._run(task, USELESS)
+        if run.reward.value == 1:
+            raise Fallen("tests pass without the fix", run.reward.decided_by)
+        names = sorted(name for name in passing if not run.outcomes.passed(name))
+        return tuple(names), shown_failures(run.log)
+
+    async def _deselected(
+        self, one: TaskCandidate, task: Task, fix: bytes
+    ) -> tuple[tuple[str, ...], frozenset[str]]:
+        """The tests that cannot decide, and those that pass with the known fix. Raises Fallen if none does, _Failed for an infrastructure
+        failure.
+        """
         there = self.environments.history.files(one.base)
         modules = [path for path in one.modules if path in there]
         flaky: set[str] = set()
@@ -70,7 +89,9 @@ class CandidateProber:
         first, second = await self._twice(task, fix, "the known fix passes no test in the image")
         names = first.by_name.keys() | second.by_name.keys()
         failing = {name for name in names if first.failed(name) or second.failed(name)}
-        return tuple(sorted(name for name in failing | (flaky & names) if "::" in name))
+        left_out = failing | (flaky & names)
+        passing = frozenset(name for name in names - left_out if first.passed(name))
+        return tuple(sorted(name for name in left_out if "::" in name)), passing
 
     async def _twice(self, task: Task, patch: bytes, reason: str) -> tuple[Outcomes, Outcomes]:
         """The outcomes of two runs. Raises Fallen with `reason` if no test passes in the first."""
@@ -88,6 +109,16 @@ class CandidateProber:
         if isinstance(found, Broken):
             raise _Failed(found.why)
         return found
+
+
+def shown_failures(log: bytes) -> str:
+    """What a log says of failures: from the first of them on where pytest says so, without the middle if it is long."""
+    found = _FAILURES.search(log)
+    shown = (log[found.start() :] if found else log).strip()
+    if len(shown) > MOST_FAILURE_BYTES:
+        half = MOST_FAILURE_BYTES // 2
+        shown = shown[:half] + b"\n[...]\n" + shown[-half:]
+    return shown.decode("utf-8", "replace").replace("\0", "")
 
 
 def _end_of(log: bytes) -> str:

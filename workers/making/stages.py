@@ -12,10 +12,10 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +49,7 @@ from workers.unqueued import (
 from workers.verify.book import Book, Outputs, is_broken
 
 if TYPE_CHECKING:
+    from workers.making.author import Author
     from workers.making.environments import BasePython, Environments
 
 BOOK, TASKS, TRAIN, PROVENANCE, SCRATCH = (
@@ -201,6 +202,19 @@ def run_stages(
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
 
 
+class ProblemWriter(Protocol):
+    """Writes problems of candidates whose hidden tests have run."""
+
+    @property
+    def author(self) -> "Author":
+        """Whom it asks."""
+        ...
+
+    async def with_problem(self, one: TaskCandidate) -> TaskCandidate:
+        """The candidate with a problem, built, or with the reason why it has none."""
+        ...
+
+
 @dataclass(slots=True)
 class Stages:
     """Takes candidates of one repository through the stages."""
@@ -246,22 +260,29 @@ class Stages:
         finally:
             await sandboxes.close()
 
-    def build(self, todo: Sequence[TaskCandidate]) -> None:
-        """Builds an image for each candidate, and runs its tests with and without the known fix."""
+    def build(self, todo: Sequence[TaskCandidate], writer: "ProblemWriter | None" = None) -> None:
+        """Builds an image for each candidate, runs its tests with and without the known fix, and lets `writer` write its problem."""
         if todo:
-            asyncio.run(self._build(todo))
+            asyncio.run(self._build(todo, writer))
 
-    async def _build(self, todo: Sequence[TaskCandidate]) -> None:
+    async def _build(self, todo: Sequence[TaskCandidate], writer: "ProblemWriter | None") -> None:
         from workers.making.probing import CandidateProber
 
         began_at, num_done = time.monotonic(), 0
-        async with self.environments() as (environments, sandboxes):
-            prober = CandidateProber(environments, sandboxes, self.limits)
+        async with (
+            self.environments() as (environments, sandboxes),
+            writer.author.opened() if writer else nullcontext(),
+        ):
+            prober = CandidateProber(environments, sandboxes, self.limits, keeps_failures=writer is not None)
 
             async def build(one: TaskCandidate) -> None:
                 nonlocal num_done
                 since = time.monotonic()
-                done = await prober.built(one)
+                done = one if one.task and one.task.image else await prober.built(one)
+                if writer and done.task and done.task.image:
+                    done = replace(done, stage="candidate", outcome="open", reason="", detail="")
+                    self.book.enter(done)  # what the tests said is not asked for again
+                    done = await writer.with_problem(done)
                 self.book.enter(replace(done, seconds=round(time.monotonic() - since, 2)))
                 num_done += 1
                 left_s = (time.monotonic() - began_at) / num_done * (len(todo) - num_done)
