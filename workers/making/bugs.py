@@ -1,8 +1,9 @@
 """The bugs that can be planted in a repository's code: edits of its text, each inside one function.
 
 Most kinds are the changes by which `workers.verify --strength` makes wrong fixes; swapped statements, removed branches and removed bodies
-are found here. Text is edited, never printed anew from a syntax tree, so that everything else keeps its form. Brackets, commas and blanks
-that only an edit would leave are removed, because they would show an agent where the bug is.
+are found here; what a model writes (`written_bugs.py`) becomes an edit, too. Text is edited, never printed anew from a syntax tree, so
+that everything else keeps its form. Brackets, commas and blanks that only an edit would leave are removed, because they would show an agent
+where the bug is.
 
 A language is a line in `_LANGUAGES`: a function from the source of a file to its functions and the edits inside them.
 """
@@ -23,8 +24,8 @@ from workers.grading.controls.spans import TestFile, read
 from workers.tasksets.fleet import is_placed_as_test
 from workers.verify.mutations import Mutated, bodies, meaning_of, mutations, tells_people, whole_lines
 
-BugKind = Mutated | Literal["swap", "branch", "body"]
-KINDS: tuple[BugKind, ...] = (*get_args(Mutated), "swap", "branch", "body")
+BugKind = Mutated | Literal["swap", "branch", "body", "model"]
+KINDS: tuple[BugKind, ...] = (*get_args(Mutated), "swap", "branch", "body")  # those that need no author
 _NOT_OURS = re.compile(
     r"(?:^|/)(?:_?vendor(?:ed)?|third[_-]?party|_?extern(?:al|s)?|node_modules|site-packages|build|dist|_?generated|docs?|examples?)/"
     r"|(?:_pb2|_pb2_grpc|(?:^|/)_?version|(?:^|/)setup)\.py$",

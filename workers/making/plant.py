@@ -11,6 +11,7 @@ import argparse
 import functools
 from collections.abc import Mapping
 
+from workers.making.author import add_author_options, author_settings
 from workers.making.bugs import KINDS
 from workers.making.candidates import Settings, Stage
 from workers.making.history import resolved
@@ -24,9 +25,11 @@ def add_plant_parser(parser: argparse.ArgumentParser) -> None:
     add_making_options(parser, items="bugs tried")
     add("--seed", type=int, default=0, metavar="N", help="which bugs are tried first; default: %(default)s")
     add("--most", type=int, default=100, metavar="N", help="most tasks to keep; default: %(default)s")
-    add("--kinds", default=",".join(KINDS), metavar="KIND,...", help="kinds of bugs; default: %(default)s")
+    help_ = f"kinds of bugs; default: {','.join(KINDS)}, and model with --author-url"
+    add("--kinds", metavar="KIND,...", help=help_)
     help_ = "bugs in one task, each in another function; default: %(default)s"
     add("--bugs", type=int, default=1, metavar="N", help=help_)
+    add_author_options(parser, writes="problems, and bugs of the kind model")
     parser.set_defaults(run=run)
 
 
@@ -44,11 +47,15 @@ def run(options: argparse.Namespace) -> int:
 def checked_settings(options: argparse.Namespace) -> Settings:
     """What the book is made with. Raises ValueError naming an option."""
     require_positive(options, "most", "bugs")
-    options.kinds = tuple(dict.fromkeys(word.strip() for word in options.kinds.split(",") if word.strip()))
-    if unknown := [kind for kind in options.kinds if kind not in KINDS]:
-        raise ValueError(f"--kinds: {unknown[0]!r} is none of {', '.join(KINDS)}")
+    author = author_settings(options)
+    known = (*KINDS, *(["model"] if author else []))
+    named = known if options.kinds is None else map(str.strip, options.kinds.split(","))
+    options.kinds = tuple(dict.fromkeys(word for word in named if word))
+    if unknown := [kind for kind in options.kinds if kind not in known]:
+        hint = "; model needs --author-url" if unknown[0] == "model" else ""
+        raise ValueError(f"--kinds: {unknown[0]!r} is none of {', '.join(known)}{hint}")
     if not options.kinds:
-        raise ValueError(f"--kinds: name one or more of {', '.join(KINDS)}")
+        raise ValueError(f"--kinds: name one or more of {', '.join(known)}")
     commit = resolved(options.repository, options.branch, "--branch")
     kinds, seed, bugs = ",".join(sorted(options.kinds)), str(options.seed), str(options.bugs)
-    return settings_of(options, branch=commit, kinds=kinds, seed=seed, bugs=bugs)
+    return settings_of(options, branch=commit, kinds=kinds, seed=seed, bugs=bugs, **author)

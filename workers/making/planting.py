@@ -8,7 +8,7 @@ import posixpath
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from workers.images.api import ImageError
 from workers.leaks.answers import answers_in_problem
 from workers.leaks.signature import Matcher, is_answer, is_near, signature_of
 from workers.leaks.unpacking import Piece, Unpacker
+from workers.making.author import NO_REPLY, Author, NoReply, Unusable, author_of
 from workers.making.bugs import (
     Function,
     PlantedBug,
@@ -48,14 +49,17 @@ from workers.making.history import (
 )
 from workers.making.problems import added_lines
 from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
+from workers.making.reports import told_by
 from workers.making.stages import Stages, replace_file
 from workers.making.symptoms import Example, chosen, example_of, names_tests, problem_with
+from workers.making.written_bugs import to_write, written, written_by
 from workers.sandbox.protocol import Sandboxes
 from workers.tasksets.fleet import is_placed_as_test
 from workers.tasksets.patches import reversed_patch
 from workers.unqueued import side_by_side, unqueued_claim
 
 REACHED = "reached.jsonl"
+SOURCE = "planted bug"  # of a problem that a template shows
 NUM_AT_ONCE = 32  # bugs that are tried before their number is compared with what is wanted
 MOST_TESTS = 40  # tests that run for one bug: those that reach the fewest functions
 _UNDEFINED = ("NameError", "UnboundLocalError")  # any linter finds what raises these
@@ -92,6 +96,7 @@ class Planter:
 
     stages: Stages
     commit: Commit = field(init=False)
+    author: Author | None = field(init=False)
     _files: dict[str, str] = field(init=False)  # of the commit
     _seen: set[tuple[tuple[str, ...], tuple[str, ...]]] = field(init=False)  # functions and failing tests
     _run: TestsRun = field(default_factory=TestsRun)  # of all tests, without any bug
@@ -105,6 +110,7 @@ class Planter:
 
     def __post_init__(self) -> None:
         options, history = self.stages.options, self.stages.history
+        self.author = author_of(options)
         self.commit = next(history.commits(resolved(options.repository, options.branch, "--branch"), "-1"))
         self._files = history.files(self.commit.sha)
         known = self.stages.book.candidates.values()
@@ -122,6 +128,9 @@ class Planter:
             if not todo:
                 break
             self._taken |= todo.keys()
+            todo = asyncio.run(self.told(todo))
+            if not todo:
+                break
             for plan in plans:
                 if (one := todo.get(plan.sha)) and one.task:  # another process may have made its base
                     self._base(self.tidied(plan) or [], one.task.verdict.protected_paths)
@@ -169,6 +178,7 @@ class Planter:
                 functions, bugs = functions_and_bugs(path, source)
                 self._sources[path] = source
                 self._functions |= {(path, one.line): one for one in functions}
+                bugs += to_write(source, functions) if "model" in options.kinds else ()
                 found += [bug for bug in bugs if bug.kind in options.kinds and self._tests_of(bug)]
         ordered = in_turn(found, options.seed)
         for at in range(0, len(ordered) - options.bugs + 1, options.bugs):
@@ -190,7 +200,11 @@ class Planter:
                 if not new:
                     continue
                 self._probed |= {plan.sha for plan in new}
-                results = await self._results(sandboxes, claim, new)
+                lost = await self.write_bugs(new)
+                results = await self._results(
+                    sandboxes, claim, [plan for plan in new if plan.sha not in lost]
+                )
+                results |= lost
                 for plan in new:
                     self.stages.book.enter(self.candidate(plan, results[plan.sha]))
                 found = len(self._waiting())
@@ -203,8 +217,54 @@ class Planter:
     def _is_new(self, plan: BugPlan) -> bool:
         known = self.stages.book.candidates.get(plan.sha)
         return plan.sha not in self._probed and (
-            known is None or (known.stage, known.outcome) == ("seen", "failed")
+            known is None or (known.stage == "seen" and known.outcome in ("failed", "open"))
         )
+
+    async def write_bugs(self, plans: Iterable[BugPlan]) -> dict[str, Noticed]:
+        """Lets the author write the bugs of these plans that it has not written yet. Returns why it did not, by the plans' hashes."""
+        lost: dict[str, Noticed] = {}
+        if not (author := self.author):
+            return lost
+
+        async def write(plan: BugPlan) -> None:
+            try:
+                texts, prompts = await written_by(author, plan.bugs, self._sources)
+            except NoReply as error:
+                lost[plan.sha] = error
+            except Unusable as error:
+                lost[plan.sha] = Fallen("the author wrote no usable bug", str(error))
+            else:
+                one = replace(self._entry(plan), outcome="open", written=texts, author_saw=prompts)
+                self.stages.book.enter(one)
+
+        wanted = [
+            plan
+            for plan in plans
+            if any(bug.kind == "model" for bug in plan.bugs)
+            and not self._entry(plan).written
+            and not self.is_spent(plan)
+        ]
+        async with author.opened():
+            await side_by_side(wanted, write, num_jobs=self.stages.options.jobs)
+        return lost
+
+    async def told(self, todo: Mapping[str, TaskCandidate]) -> dict[str, TaskCandidate]:
+        """The candidates with the problems that the author writes, or with the template's where none of its texts can be used. Those for
+        which it gives no reply are left out, and try again with the next command.
+        """
+        found = dict(todo)
+        if not (author := self.author):
+            return found
+
+        async def tell(one: TaskCandidate) -> None:
+            tests = [test for test in self._run.tests.values() if test.path in one.modules]
+            found[one.sha] = await told_by(author, one, tests, template=SOURCE)
+            self.stages.book.enter(found[one.sha])
+
+        waiting = [one for one in todo.values() if one.stage == "problem" and one.problem_source == SOURCE]
+        async with author.opened():
+            await side_by_side(waiting, tell, num_jobs=self.stages.options.jobs)
+        return {sha: one for sha, one in found.items() if one.reason != NO_REPLY}
 
     def _waiting(self) -> list[TaskCandidate]:
         """The candidates that may become tasks and that this process has not taken further."""
@@ -305,7 +365,9 @@ class Planter:
         return self._tests.get((bug.function.path, bug.function.line), [])[:MOST_TESTS]
 
     def tidied(self, plan: BugPlan) -> list[PlantedBug] | None:
-        bugs = [tidied(self._sources[bug.function.path], bug) for bug in plan.bugs]
+        texts = self._entry(plan).written or [""] * len(plan.bugs)
+        bugs = [written(bug, text) if text else bug for bug, text in zip(plan.bugs, texts, strict=True)]
+        bugs = [tidied(self._sources[bug.function.path], bug) for bug in bugs]
         return [bug for bug in bugs if bug] if all(bugs) else None
 
     def texts(self, bugs: Sequence[PlantedBug]) -> dict[str, bytes]:
@@ -322,15 +384,7 @@ class Planter:
 
     def candidate(self, plan: BugPlan, noticed: Noticed) -> TaskCandidate:
         """The candidate with its problem, or with the reason why it becomes no task."""
-        one = TaskCandidate(
-            sha=plan.sha,
-            stage="seen",
-            outcome="fallen",
-            authored=self.commit.authored,
-            commit=self.commit.sha,
-            bugs=tuple(bug.kind for bug in plan.bugs),
-            functions=plan.functions,
-        )
+        one = self._entry(plan)
         try:
             if isinstance(noticed, Exception):
                 raise noticed
@@ -344,8 +398,25 @@ class Planter:
             return replace(one, reason=fallen.reason, detail=fallen.detail)
         except GitError as error:
             return replace(one, reason="cannot be read", detail=str(error))
+        except NoReply as error:
+            return replace(one, outcome="failed", reason=NO_REPLY, detail=str(error)[-300:])
         except RolloutError as error:
             return replace(one, outcome="failed", reason="could not be tried", detail=str(error))
+
+    def _entry(self, plan: BugPlan) -> TaskCandidate:
+        """The candidate before anything is known of it but what the author wrote."""
+        known = self.stages.book.candidates.get(plan.sha)
+        return TaskCandidate(
+            sha=plan.sha,
+            stage="seen",
+            outcome="fallen",
+            authored=self.commit.authored,
+            commit=self.commit.sha,
+            bugs=tuple(bug.kind for bug in plan.bugs),
+            functions=plan.functions,
+            written=known.written if known else (),
+            author_saw=known.author_saw[: sum(map(bool, known.written))] if known else (),
+        )
 
     def _with_problem(self, one: TaskCandidate, plan: BugPlan, noticed: FailingTests) -> TaskCandidate:
         """Raises Fallen, GitError."""
@@ -366,7 +437,7 @@ class Planter:
             stage="problem",
             outcome="open",
             base=base,
-            problem_source="planted bug",
+            problem_source=SOURCE,
             modules=split.modules,
             licence=stages.licence(self.commit.sha),
             task=replace(task, problem=self._problem(task, gold, plan.bugs, noticed)),
