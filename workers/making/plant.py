@@ -27,7 +27,7 @@ def add_plant_parser(parser: argparse.ArgumentParser) -> None:
     add("--kinds", default=",".join(KINDS), metavar="KIND,...", help="kinds of bugs; default: %(default)s")
     help_ = "bugs in one task, each in another function; default: %(default)s"
     add("--bugs", type=int, default=1, metavar="N", help=help_)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, language="python")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from workers.grading.controls.drawing import Outcomes
 from workers.grading.grade import Grader
 from workers.harness.building import PackageError
 from workers.images.api import ImageError
-from workers.making.candidates import IMAGE_FIX, TaskCandidate, eval_script
+from workers.making.candidates import IMAGE_FIX, TaskCandidate
 from workers.making.environments import WORKDIR, Environments
 from workers.making.history import Fallen, GitError
 from workers.sandbox.protocol import Sandboxes
@@ -45,7 +45,7 @@ class CandidateProber:
             image, commit, needs, versions = await self.environments.image(one.base, one.authored)
             one = replace(one, versions_before=versions, left_out_requirements=needs.left_out)
             task = replace(task, image=image, base_commit=commit, workdir=WORKDIR)
-            deselected = await self._deselected(one, task, gold.patch.encode())
+            deselected, run = await self._deselected(one, task, gold.patch.encode())
         except Fallen as fallen:
             return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
         except (ImageError, PackageError, GitError, _Failed) as error:
@@ -53,24 +53,29 @@ class CandidateProber:
                 one, outcome="failed", reason="could not be built or run", detail=str(error)[-300:]
             )
         assert isinstance(task.verdict, ExitCode)
-        verdict = replace(task.verdict, eval_script=eval_script(one.modules, deselected))
+        script = self.environments.ecosystem.eval_script(one.modules, deselected, run)
+        verdict = replace(task.verdict, eval_script=script)
         task = replace(task, verdict=verdict)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
-    async def _deselected(self, one: TaskCandidate, task: Task, fix: bytes) -> tuple[str, ...]:
-        """The tests that cannot decide. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
+    async def _deselected(
+        self, one: TaskCandidate, task: Task, fix: bytes
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tests that cannot decide, and all others. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
+        ecosystem = self.environments.ecosystem
         there = self.environments.history.files(one.base)
         modules = [path for path in one.modules if path in there]
         flaky: set[str] = set()
         if modules:
-            base = replace(task, verdict=ExitCode(eval_script=eval_script(modules)))
+            base = replace(task, verdict=ExitCode(eval_script=ecosystem.eval_script(modules)))
             first, second = await self._twice(base, USELESS, "no test of the base passes in the image")
             names = first.by_name.keys() | second.by_name.keys()
             flaky = {name for name in names if first.passed(name) != second.passed(name)}
         first, second = await self._twice(task, fix, "the known fix passes no test in the image")
         names = first.by_name.keys() | second.by_name.keys()
         failing = {name for name in names if first.failed(name) or second.failed(name)}
-        return tuple(sorted(name for name in failing | (flaky & names) if "::" in name))
+        left_out = {name for name in failing | (flaky & names) if ecosystem.may_leave_out(name)}
+        return tuple(sorted(left_out)), tuple(sorted(names - left_out))
 
     async def _twice(self, task: Task, patch: bytes, reason: str) -> tuple[Outcomes, Outcomes]:
         """The outcomes of two runs. Raises Fallen with `reason` if no test passes in the first."""
