@@ -1,12 +1,12 @@
 """Makes the base images on this machine from Debian packages, without a container registry.
 
-    python -m infra.images.build [task-base] [python-base] [redis] [--force | --prepare]
+    python -m infra.images.build [task-base] [task-go] [python-base] [redis] [--force | --prepare]
 
-Tasks that name no image run in `swerve/task-base:1`: Python, git, patch and pytest. `swerve/python-base:1` is the base of our
-own service images, `swerve/redis:1` is Redis. Each has a label with the digest of its recipe: an image whose digest matches
-is kept, which takes milliseconds; one made from an older recipe is replaced. `mmdebstrap` uses the package sources and keys
-of this machine's apt. `--prepare` makes an image's file system only, for which no Docker engine needs to run, and keeps it under
-`.run/images` until the image is made of it. It needs nothing but Python's own library, so that set-up can call it early.
+Tasks that name no image run in `swerve/task-base:1`: Python, git, patch and pytest. `swerve/task-go:1` has Go, too.
+`swerve/python-base:1` is the base of our own service images, `swerve/redis:1` is Redis. Each has a label with the digest of its
+recipe: an image whose digest matches is kept, which takes milliseconds; one made from an older recipe is replaced. `mmdebstrap` uses the
+package sources and keys of this machine's apt. `--prepare` makes an image's file system only, for which no Docker engine needs to run, and
+keeps it under `.run/images` until the image is made of it. It needs nothing but Python's own library, so that set-up can call it early.
 """
 
 import argparse
@@ -51,20 +51,19 @@ class BaseImage:
         return PREPARED / f"{self.digest}.made"
 
 
+_TASK_PACKAGES = (
+    "bash",
+    "coreutils",
+    "diffutils",
+    "git",
+    "patch",
+    "python3",
+    "python3-pytest",
+    "python-is-python3",
+)
 IMAGES = {
-    "task-base": BaseImage(
-        tag="swerve/task-base:1",
-        packages=(
-            "bash",
-            "coreutils",
-            "diffutils",
-            "git",
-            "patch",
-            "python3",
-            "python3-pytest",
-            "python-is-python3",
-        ),
-    ),
+    "task-base": BaseImage(tag="swerve/task-base:1", packages=_TASK_PACKAGES),
+    "task-go": BaseImage(tag="swerve/task-go:1", packages=(*_TASK_PACKAGES, "golang-go")),
     "python-base": BaseImage(
         tag="swerve/python-base:1",
         packages=("bash", "ca-certificates", "libgomp1", "libstdc++6", "python3", "python3-venv"),
@@ -151,7 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(IMAGES)}; default: all")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--force", action="store_true", help="make them again even if they are there")
-    how.add_argument("--prepare", action="store_true", help="make what needs no Docker engine, unless they are there")
+    how.add_argument(
+        "--prepare", action="store_true", help="make what needs no Docker engine, unless they are there"
+    )
     arguments = parser.parse_args(argv)
     unknown = set(arguments.names) - set(IMAGES)
     if unknown:

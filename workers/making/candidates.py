@@ -6,9 +6,8 @@ dropped, so the same command goes on where it ended. Only one process at a time 
 
 import fcntl
 import os
-import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -191,9 +190,3 @@ def funnel(book: CandidateBook, labels: Mapping[Stage, str]) -> Iterator[str]:
                 f"{-len(fallen):>11}  {reason} (such as {fallen[0].sha[:EXAMPLE_CHARS]}{detail})"
             )
     yield f"{len(book.kept):>7}  kept"
-
-
-def eval_script(modules: Iterable[str], deselected: Iterable[str] = ()) -> str:
-    """The script that runs these test modules without some tests."""
-    words = [*(f"--deselect={name}" for name in deselected), *modules]
-    return f"#!/bin/bash\ncd /workspace || exit 1\npython3 -m pytest {' '.join(map(shlex.quote, words))}\n"

@@ -1,4 +1,4 @@
-"""`python -m workers.tasksets from-git REPO --out DIR`: makes verified tasks from the history of a Python repository.
+"""`python -m workers.tasksets from-git REPO --out DIR`: makes verified tasks from the history of a repository.
 
 Walks the commits of the line of first parents, newest first, and takes those that change code and tests. The change of the tests becomes
 the hidden tests, the rest the known fix, and what people wrote about it the problem. Each gets an image, and is put before `workers.verify`
@@ -29,12 +29,13 @@ from workers.making.author import (
     author_of,
     author_settings,
 )
-from workers.making.candidates import Settings, Stage, TaskCandidate, eval_script
-from workers.making.history import Commit, Fallen, Fix, GitError, Split, iso_date, resolved, split_of
+from workers.making.candidates import Settings, Stage, TaskCandidate
+from workers.making.ecosystems.ecosystem import ECOSYSTEMS
+from workers.making.fixes import Fix, Split, split_of
+from workers.making.history import Commit, Fallen, GitError, iso_date, resolved
 from workers.making.problems import (
     Discussions,
     joined,
-    names_in_code,
     problem_of,
     read_discussions,
 )
@@ -47,6 +48,8 @@ LABELS: Mapping[Stage, str] = {"seen": "commits seen", "candidate": "change code
 def add_from_git_parser(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_making_options(parser, items="commits tried")
+    help_ = "the language of code and tests; default: %(default)s"
+    add("--language", choices=ECOSYSTEMS, default="python", help=help_)
     add("--since", metavar="DATE", help="leave out commits before this date, such as 2024-05-31")
     add("--until", metavar="DATE", help="leave out commits after this date")
     add("--max-commits", type=int, metavar="N", help="look at the newest N of these commits")
@@ -82,7 +85,13 @@ def _checked(options: argparse.Namespace) -> Settings:
         if value := getattr(options, name):
             setattr(options, name, iso_date(value, f"--{name}"))
     pulls = hashlib.sha256(options.pulls.read_bytes()).hexdigest() if options.pulls else ""
-    return settings_of(options, min_words=str(options.min_words), pulls=pulls, **author_settings(options))
+    return settings_of(
+        options,
+        language=options.language,
+        min_words=str(options.min_words),
+        pulls=pulls,
+        **author_settings(options),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,9 @@ class CommitWalk:
             base=fix.base,
         )
         try:
-            split = split_of(self.stages.history, fix, max_files=self.stages.options.max_files)
+            split = split_of(
+                self.stages.history, fix, self.stages.ecosystem, max_files=self.stages.options.max_files
+            )
             one = replace(one, stage="candidate")
             is_given_away = self.given_away(fix, split)
             least_words = 0 if self.has_author else self.stages.options.min_words
@@ -156,7 +167,7 @@ class CommitWalk:
             workdir="",
             problem=problem.text,
             verdict=ExitCode(
-                eval_script=eval_script(split.modules),
+                eval_script=self.stages.ecosystem.eval_script(split.modules),
                 test_patch=split.tests.encode(),
                 protected_paths=split.test_paths,
             ),
@@ -177,13 +188,14 @@ class CommitWalk:
         """A function that says whether a name is new in the fix, and known neither to the base nor to the hidden tests."""
         old: set[str] = set()
         new: set[str] = set()
+        ecosystem = self.stages.ecosystem
         for change in self.stages.history.changes(fix.base, fix.head.sha):
             if (
-                change.path.endswith(b".py")
+                change.path.endswith(ecosystem.ending.encode())
                 and change.path.decode("utf-8", "replace") not in split.test_paths
             ):
-                old |= names_in_code(self.stages.history.blob(change.old))
-                new |= names_in_code(self.stages.history.blob(change.new))
+                old |= ecosystem.names(self.stages.history.blob(change.old))
+                new |= ecosystem.names(self.stages.history.blob(change.new))
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
 

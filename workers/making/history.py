@@ -1,4 +1,4 @@
-"""Reads the history of a repository that nobody vouches for: its commits, and which of them may become a task.
+"""Reads the history of a repository that nobody vouches for: its commits, files and differences.
 
 Everything is read through a bare repository that borrows the objects of the given one: settings, attributes, hooks and filters of the
 repository, the user and the machine have no effect, nothing is checked out on this machine, and nothing is written to the repository.
@@ -8,27 +8,16 @@ Files and differences are read up to a limit, so that a huge one makes a commit 
 import os
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from workers.tasksets.fleet import is_placed_as_test
-from workers.tasksets.patches import divided, paths_of
-from workers.verify.mutations import meaning_of
-
 MOST_BYTES = 2 * 1024**2  # size of a difference or a file that is read
 GIT_S = 300
 _LOG = "--format=tformat:%H%x00%P%x00%an%x00%ae%x00%aI%x00%cI%x00%B"
 _NUM_FIELDS = 7
-_BOT = re.compile(
-    r"\[bot\]|\bbot\b|dependabot|renovate|pre-commit-ci|github-actions|pyup|greenkeeper|snyk", re.IGNORECASE
-)
-TEST_MODULE = re.compile(r"(?:[\w.+-]+/)*(?:test_[\w.+-]*|[\w.+-]*_test)\.py", re.ASCII)
-_SUBMODULE = "160000"
-_NO_COMMIT = "0" * 40
-_LFS = re.compile(r"^[-+]version https://git-lfs\.github\.com/spec/", re.MULTILINE)
+NO_COMMIT = "0" * 40
 # Author and committer of every base commit, so that its hash depends on its files alone.
 _SAME = {
     f"GIT_{who}_{what}": value
@@ -79,16 +68,6 @@ class PathChange:
     new_mode: str
     old: str
     new: str
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A fix, divided: the change of the code, the hidden tests, and the test modules among these that pytest can be given."""
-
-    fix: str
-    tests: str
-    modules: tuple[str, ...]
-    test_paths: tuple[str, ...]
 
 
 def run_git(words: Sequence[str], *, env: dict[str, str], most_bytes: int = 0) -> bytes:
@@ -199,7 +178,7 @@ class History:
 
     def blob(self, sha: str) -> bytes:
         """The content; nothing for a side that is absent. Raises TooLarge."""
-        return b"" if sha == _NO_COMMIT else self.git("cat-file", "blob", sha, most_bytes=MOST_BYTES)
+        return b"" if sha == NO_COMMIT else self.git("cat-file", "blob", sha, most_bytes=MOST_BYTES)
 
     def diff(self, base: str, head: str) -> str:
         """The difference as git applies it. Raises Fallen for one that cannot be kept as text."""
@@ -274,87 +253,6 @@ class History:
             raise
         prefix = f"{commit}:"
         return [path.decode("utf-8", "replace").removeprefix(prefix) for path in found.split(b"\0") if path]
-
-
-@dataclass(frozen=True, slots=True)
-class Fix:
-    """A change that may become a task: from the commit `base` to the commit `head`."""
-
-    base: str
-    head: Commit
-    commits: tuple[Commit, ...]  # newest first; several are one pull request
-
-
-def split_of(history: History, fix: Fix, *, max_files: int) -> Split:
-    """The code and the tests of a fix. Raises Fallen with the reason why it is no candidate."""
-    changes = _candidate_changes(history, fix, max_files)
-    diff = history.diff(fix.base, fix.head.sha)
-    if _LFS.search(diff):
-        raise Fallen("changes a file of Git LFS")
-    try:
-        tests, code = divided(diff, is_placed_as_test)
-        test_paths = paths_of(tests)
-        code_paths = paths_of(code)
-    except ValueError as error:
-        raise Fallen("a file's name cannot be kept", str(error)) from error
-    if not any(path.endswith(".py") for path in code_paths):
-        raise Fallen("changes no Python code beside tests")
-    left = {change.path.decode("utf-8", "replace") for change in changes if change.new != _NO_COMMIT}
-    modules = tuple(path for path in test_paths if path in left and TEST_MODULE.fullmatch(path))
-    if not modules:
-        raise Fallen("changes no test module", "none is named test_*.py or *_test.py")
-    return Split(code, tests, modules, test_paths)
-
-
-def _candidate_changes(history: History, fix: Fix, max_files: int) -> list[PathChange]:
-    """The changed files. Raises Fallen with the reason why the fix is no candidate, cheapest questions first."""
-    if not fix.base:
-        raise Fallen("has no parent")
-    if any(_BOT.search(f"{one.author} {one.email}") for one in fix.commits):
-        raise Fallen("by a bot", fix.head.author)
-    try:
-        changes = history.changes(fix.base, fix.head.sha)
-    except GitError as error:
-        raise Fallen("cannot be read", str(error)) from error
-    python = [change for change in changes if change.path.endswith(b".py")]
-    tests = [change for change in changes if _is_test(change)]
-    if not tests:
-        raise Fallen("changes no tests")
-    if not [change for change in python if not _is_test(change)]:
-        raise Fallen("changes no Python code beside tests")
-    if len(changes) > max_files:
-        raise Fallen("changes too many files", f"{len(changes)}, --max-files {max_files}")
-    if any(_SUBMODULE in (change.old_mode, change.new_mode) for change in changes):
-        raise Fallen("changes a submodule")
-    try:
-        if _same_meaning(history, [change for change in python if not _is_test(change)]):
-            raise Fallen("moves or formats code only")
-        if _same_meaning(history, tests):
-            raise Fallen("moves or formats tests only")
-    except GitError as error:
-        raise Fallen("cannot be read", str(error)) from error
-    return changes
-
-
-def _is_test(change: PathChange) -> bool:
-    return is_placed_as_test(change.path.decode("utf-8", "replace"))
-
-
-def _same_meaning(history: History, changes: Iterable[PathChange]) -> bool:
-    """Whether the files, wherever they are, mean the same before and after."""
-
-    def meanings(sides: Iterable[tuple[bytes, str]]) -> Counter[str | bytes]:
-        found: Counter[str | bytes] = Counter()
-        for path, sha in sides:
-            if sha != _NO_COMMIT:
-                source = history.blob(sha)
-                found[(meaning_of(source) if path.endswith(b".py") else None) or source] += 1
-        return found
-
-    changed = list(changes)
-    return meanings((one.path, one.old) for one in changed) == meanings(
-        (one.path, one.new) for one in changed
-    )
 
 
 def iso_date(text: str, option: str) -> str:

@@ -30,7 +30,7 @@ def add_plant_parser(parser: argparse.ArgumentParser) -> None:
     help_ = "bugs in one task, each in another function; default: %(default)s"
     add("--bugs", type=int, default=1, metavar="N", help=help_)
     add_author_options(parser, writes="problems, and bugs of the kind model")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, language="python")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -34,18 +34,17 @@ from workers.making.bugs import (
     tidied,
     with_bugs,
 )
-from workers.making.candidates import TaskCandidate, eval_script
+from workers.making.candidates import TaskCandidate
+from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 from workers.making.environments import WORKDIR, Environments
+from workers.making.fixes import Fix, split_of
 from workers.making.history import (
-    TEST_MODULE,
     Commit,
     Fallen,
-    Fix,
     GitError,
     History,
     TooLarge,
     resolved,
-    split_of,
 )
 from workers.making.problems import added_lines
 from workers.making.reaching import CodePlace, RanTest, TestBench, TestsRun, read_report
@@ -424,8 +423,10 @@ class Planter:
         if strange := [path for path in hidden if not _can_be_hidden(path)]:
             raise Fallen("fails a test that cannot be hidden", strange[0])
         base = self._base(self.tidied(plan) or [], hidden)
-        split = split_of(stages.history, Fix(base, self.commit, ()), max_files=stages.options.max_files)
-        script, tests = eval_script(split.modules), split.tests.encode()
+        split = split_of(
+            stages.history, Fix(base, self.commit, ()), PYTHON, max_files=stages.options.max_files
+        )
+        script, tests = PYTHON.eval_script(split.modules), split.tests.encode()
         verdict = ExitCode(eval_script=script, test_patch=tests, protected_paths=split.test_paths)
         task = self._task(one.sha[:12], verdict)
         gold = Gold(id=task.id, patch=split.fix, test_patch=split.tests)
@@ -469,7 +470,7 @@ class Planter:
 
 def _can_be_hidden(path: str) -> bool:
     """Whether the file is a test module by its name, which an eval script can run."""
-    return is_placed_as_test(path) and TEST_MODULE.fullmatch(path) is not None
+    return is_placed_as_test(path) and PYTHON.is_module(path)
 
 
 def _names(tests: Iterable[RanTest]) -> tuple[str, ...]:

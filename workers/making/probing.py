@@ -1,6 +1,7 @@
 """Tries a candidate in its image before it is verified: that tests of the base pass there, and which tests have to be left out."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from workers.grading.controls.drawing import Outcomes
 from workers.grading.grade import Grader
 from workers.harness.building import PackageError
 from workers.images.api import ImageError
-from workers.making.candidates import IMAGE_FIX, TaskCandidate, eval_script
+from workers.making.candidates import IMAGE_FIX, TaskCandidate
 from workers.making.environments import WORKDIR, Environments
 from workers.making.history import Fallen, GitError
 from workers.sandbox.protocol import Sandboxes
@@ -50,11 +51,11 @@ class CandidateProber:
             image, commit, needs, versions = await self.environments.image(one.base, one.authored)
             one = replace(one, versions_before=versions, left_out_requirements=needs.left_out)
             task = replace(task, image=image, base_commit=commit, workdir=WORKDIR)
-            deselected, passing = await self._deselected(one, task, gold.patch.encode())
+            deselected, rest = await self._deselected(one, task, gold.patch.encode())
             assert isinstance(task.verdict, ExitCode)
-            verdict = replace(task.verdict, eval_script=eval_script(one.modules, deselected))
-            task = replace(task, verdict=verdict)
-            failing, failures = await self._failures(task, passing) if self.keeps_failures else ((), "")
+            script = self.environments.ecosystem.eval_script(one.modules, deselected, rest)
+            task = replace(task, verdict=replace(task.verdict, eval_script=script))
+            failing, failures = await self._failures(task, rest) if self.keeps_failures else ((), "")
         except Fallen as fallen:
             return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
         except (ImageError, PackageError, GitError, _Failed) as error:
@@ -64,34 +65,33 @@ class CandidateProber:
         one = replace(one, failing=failing, failures=failures)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
-    async def _failures(self, task: Task, passing: frozenset[str]) -> tuple[tuple[str, ...], str]:
-        """Those of the tests `passing` with the known fix that do not pass without it, and the output. Raises Fallen if none, _Failed."""
+    async def _failures(self, task: Task, tests: Sequence[str]) -> tuple[tuple[str, ...], str]:
+        """Those of these tests that fail or do not run without the known fix, and the output. Raises Fallen if all pass, _Failed."""
         run = await self._run(task, USELESS)
         if run.reward.value == 1:
             raise Fallen("tests pass without the fix", run.reward.decided_by)
-        names = sorted(name for name in passing if not run.outcomes.passed(name))
+        found = run.outcomes
+        names = (name for name in tests if name not in found.by_name or found.failed(name))
         return tuple(names), shown_failures(run.log)
 
     async def _deselected(
         self, one: TaskCandidate, task: Task, fix: bytes
-    ) -> tuple[tuple[str, ...], frozenset[str]]:
-        """The tests that cannot decide, and those that pass with the known fix. Raises Fallen if none does, _Failed for an infrastructure
-        failure.
-        """
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tests that cannot decide, and all others. Raises Fallen if no test passes, _Failed for an infrastructure failure."""
+        ecosystem = self.environments.ecosystem
         there = self.environments.history.files(one.base)
         modules = [path for path in one.modules if path in there]
         flaky: set[str] = set()
         if modules:
-            base = replace(task, verdict=ExitCode(eval_script=eval_script(modules)))
+            base = replace(task, verdict=ExitCode(eval_script=ecosystem.eval_script(modules)))
             first, second = await self._twice(base, USELESS, "no test of the base passes in the image")
             names = first.by_name.keys() | second.by_name.keys()
             flaky = {name for name in names if first.passed(name) != second.passed(name)}
         first, second = await self._twice(task, fix, "the known fix passes no test in the image")
         names = first.by_name.keys() | second.by_name.keys()
         failing = {name for name in names if first.failed(name) or second.failed(name)}
-        left_out = failing | (flaky & names)
-        passing = frozenset(name for name in names - left_out if first.passed(name))
-        return tuple(sorted(name for name in left_out if "::" in name)), passing
+        left_out = {name for name in failing | (flaky & names) if ecosystem.may_leave_out(name)}
+        return tuple(sorted(left_out)), tuple(sorted(names - left_out))
 
     async def _twice(self, task: Task, patch: bytes, reason: str) -> tuple[Outcomes, Outcomes]:
         """The outcomes of two runs. Raises Fallen with `reason` if no test passes in the first."""

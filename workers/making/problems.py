@@ -5,7 +5,6 @@ links, trailers, differences, code that repeats added lines, and sentences with 
 use stays, because the task could not be solved without it. A text that a model writes is cleaned in the same way (`reports.py`).
 """
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Any
 import msgspec
 
 from pipeline import diff
-from workers.making.history import Commit, Fallen, Fix
+from workers.making.fixes import Fix
+from workers.making.history import Commit, Fallen
 
 GIVE_AWAY = ("code: ", "difference: ", "names what the fix brings: ")  # how parts begin that tell of the fix
 LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
@@ -206,20 +206,6 @@ def names_in_text(text: str) -> Iterator[str]:
         dot, word, call = found.groups()
         if dot or call or _CODED.search(word) or re.search(rf"\b{word}\b", quoted):
             yield word
-
-
-def names_in_code(source: bytes) -> frozenset[str]:
-    """The names in Python source; none if it cannot be parsed."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        for name in ("id", "attr", "arg", "name", "asname"):
-            if isinstance(value := getattr(node, name, None), str):
-                found.update(value.split("."))
-    return frozenset(found)
 
 
 def joined(commits: tuple[Commit, ...], discussions: Discussions) -> Iterator[Fix]:

@@ -100,8 +100,7 @@ def report_of_commit(
         raise Unusable("it says how the code is to be changed")
     if (num_words := words_in(text)) < least_words:
         raise Unusable(f"it has {num_words} words, and {least_words} are the least")
-    tests = [RanTest(name, name.partition("::")[0]) for name in one.failing]
-    tests += [RanTest(path, path) for path in one.modules]
+    tests = [RanTest(name, path) for path in one.modules for name in (path, *one.failing)]
     _must_be_silent(text, task, gold, tests)
     return text, removed
 

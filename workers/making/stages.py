@@ -50,7 +50,8 @@ from workers.verify.book import Book, Outputs, is_broken
 
 if TYPE_CHECKING:
     from workers.making.author import Author
-    from workers.making.environments import BasePython, Environments
+    from workers.making.ecosystems.ecosystem import BaseEnvironment, Ecosystem
+    from workers.making.environments import Environments
 
 BOOK, TASKS, TRAIN, PROVENANCE, SCRATCH = (
     "candidates.jsonl",
@@ -59,7 +60,6 @@ BOOK, TASKS, TRAIN, PROVENANCE, SCRATCH = (
     "provenance.jsonl",
     ".work",
 )
-DEFAULT_BASE = "swerve/task-base:1"
 NUM_CONTROLS, NUM_PARTIAL_FIXES = 3, 20
 # Options that decide what becomes of a candidate, whatever it is made of.
 DECIDING = (
@@ -96,7 +96,7 @@ def add_making_options(parser: argparse.ArgumentParser, *, items: str) -> None:
         "repository",
         type=Path,
         metavar="REPO",
-        help="a clone of a Python repository; nothing is written to it",
+        help="a clone of a repository; nothing is written to it",
     )
     add("--out", type=Path, required=True, metavar="DIR", help="where tasks and their book go")
     add(
@@ -114,9 +114,8 @@ def add_making_options(parser: argparse.ArgumentParser, *, items: str) -> None:
     )
     add(
         "--base",
-        default=DEFAULT_BASE,
         metavar="IMAGE",
-        help="an image with git and python3; default: %(default)s",
+        help="an image with git and what runs the tests; default: ours for the language",
     )
     help_ = "install this package too, such as 'numpy<2'; may be repeated"
     add("--requires", action="append", default=[], metavar="REQUIREMENT", help=help_)
@@ -145,8 +144,11 @@ def settings_of(options: argparse.Namespace, **more: str) -> Settings:
         raise ValueError(
             f"--max-files must be 2 or more, one for the fix and one for its tests, is {options.max_files}"
         )
+    for name in ("requires", "pip_before_date"):
+        if getattr(options, name) and options.language != "python":
+            raise ValueError(f"--{name.replace('_', '-')} is for --language python only, leave it out")
     if options.requires:
-        from workers.making.environments import REQUIREMENT
+        from workers.making.ecosystems.python import REQUIREMENT
 
         if odd := [one for one in options.requires if not REQUIREMENT.fullmatch(one)]:
             raise ValueError(f"--requires: {odd[0]!r} is no package of an index, such as 'numpy<2'")
@@ -176,6 +178,10 @@ def run_stages(
             raise ValueError(f"--out: {out / BOOK} does not exist: make tasks first, without --report")
         print(visible("\n".join(funnel(CandidateBook.read(out / BOOK), labels))))
         return 0
+    from workers.making.ecosystems.ecosystem import ecosystem
+
+    of_language = ecosystem(options.language)
+    options.base = options.base or of_language.base_image
     limits, made_with = limits_of(options), settings()
     out.mkdir(parents=True, exist_ok=True)
     book = CandidateBook.open(out / BOOK, made_with)
@@ -184,7 +190,12 @@ def run_stages(
 
     def work() -> int:
         stages = Stages(
-            options, out, book, History(options.repository, out / SCRATCH / "history.git"), limits
+            options,
+            out,
+            book,
+            History(options.repository, out / SCRATCH / "history.git"),
+            limits,
+            of_language,
         )
         is_missing = make(stages)
         stages.write_kept()
@@ -224,7 +235,8 @@ class Stages:
     book: CandidateBook
     history: History
     limits: Limits
-    _base: "BasePython | None" = field(default=None, init=False)
+    ecosystem: "Ecosystem"
+    _base: "BaseEnvironment | None" = field(default=None, init=False)
 
     def licence(self, commit: str) -> str:
         """The path of the licence file at the commit; "" if there is none."""
@@ -245,9 +257,10 @@ class Stages:
             self.history.repository.resolve(),
         )
         try:
-            self._base = self._base or await probed_base(self.options.base, sandboxes)
+            self._base = self._base or await probed_base(self.options.base, self.ecosystem, sandboxes)
             yield (
                 Environments(
+                    self.ecosystem,
                     self.history,
                     self._base,
                     re.sub(r"[^a-z0-9]+", "-", resolved.name.lower()).strip("-") or "repository",

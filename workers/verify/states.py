@@ -183,9 +183,8 @@ class Prober:
     num_repeats: int
     agent_config: str  # the text of the agent file whose submission is tried
     image_fix: str  # what to do about an image that is not on this host
-    ends_at_fault: bool = (
-        False  # a state that has a wrong verdict in one try is not tried again, nor are the others
-    )
+    # A state that has a wrong verdict in one try is not tried again, nor are the others.
+    ends_at_fault: bool = False
     outage: str = ""  # why nothing at all can be graded here
 
     async def probe(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.making.candidates import CandidateBook, Settings, TaskCandidate, eval_script, funnel
+from workers.making.candidates import CandidateBook, Settings, TaskCandidate, funnel
 from workers.making.from_git import LABELS
 
 SETTINGS = Settings(repository="/calc", options={"--min-words": "8"})
@@ -78,10 +78,3 @@ def test_the_funnel_counts_each_step_with_reasons_and_an_example(tmp_path: Path)
         "      1  strong enough",
         "      1  kept",
     ]
-
-
-def test_an_eval_script_names_its_tests_safely() -> None:
-    assert eval_script(["tests/test_a.py"], ["tests/test_a.py::test_x[$(x)]"]) == (
-        "#!/bin/bash\ncd /workspace || exit 1\n"
-        "python3 -m pytest '--deselect=tests/test_a.py::test_x[$(x)]' tests/test_a.py\n"
-    )

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from tests.workers.making.repositories import Repository
-from workers.making.environments import Declared, _end_of_month, declared
+from workers.making.ecosystems.ecosystem import Declared
+from workers.making.ecosystems.python import declared
+from workers.making.environments import _end_of_month
 from workers.making.history import History
 
 

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.workers.making.repositories import Repository
+from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
+from workers.making.fixes import Fix, split_of
 from workers.making.history import (
     Commit,
     Fallen,
-    Fix,
     GitError,
     History,
     TooLarge,
     iso_date,
     resolved,
     run_git,
-    split_of,
 )
 
 CODE = "def add(a, b):\n    return a - b\n"
@@ -43,7 +43,7 @@ def fix_of(history: History, sha: str) -> Fix:
 def reason(repository: Repository, sha: str, max_files: int = 20) -> str:
     history = history_of(repository)
     with pytest.raises(Fallen) as fallen:
-        split_of(history, fix_of(history, sha), max_files=max_files)
+        split_of(history, fix_of(history, sha), PYTHON, max_files=max_files)
     return fallen.value.reason
 
 
@@ -52,7 +52,7 @@ def test_a_fix_with_its_tests_is_divided_into_known_fix_and_hidden_tests(reposit
         "Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, "tests/data.txt": "1\n"}
     )
     history = history_of(repository)
-    split = split_of(history, fix_of(history, sha), max_files=20)
+    split = split_of(history, fix_of(history, sha), PYTHON, max_files=20)
     assert split.fix.startswith("diff --git a/calc.py b/calc.py\n")
     assert "+    return a + b\n" in split.fix
     assert "test" not in split.fix
@@ -125,7 +125,7 @@ def test_a_merge_is_one_change_against_its_first_parent(repository: Repository) 
     history = history_of(repository)
     commits = list(history.commits(resolved(repository.path, "main", "--branch")))
     assert [one.message.strip() for one in commits] == ["Merge topic", "Meanwhile", "Begin"]
-    split = split_of(history, fix_of(history, commits[0].sha), max_files=20)
+    split = split_of(history, fix_of(history, commits[0].sha), PYTHON, max_files=20)
     assert "+    return a + b\n" in split.fix
     assert "+    assert add(2, 2) == 4\n" in split.tests
     assert "More" not in split.fix
@@ -148,9 +148,9 @@ def test_odd_names_links_submodules_and_messages_do_not_stop_the_walk(repository
     commits = {one.sha: one for one in history.commits(resolved(repository.path, "HEAD", "--branch"))}
     assert commits[named].message.endswith(" not UTF-8\n")
     assert reason(repository, named) == "changes no test module"
-    assert split_of(history, fix_of(history, linked), max_files=20).modules == ("tests/test_calc.py",)
+    assert split_of(history, fix_of(history, linked), PYTHON, max_files=20).modules == ("tests/test_calc.py",)
     with pytest.raises(Fallen) as fallen:
-        split_of(history, Fix(linked, commits[module], (commits[module],)), max_files=20)
+        split_of(history, Fix(linked, commits[module], (commits[module],)), PYTHON, max_files=20)
     assert fallen.value.reason == "changes a submodule"
 
 
@@ -171,7 +171,9 @@ def test_settings_of_the_repository_run_nothing_and_change_no_difference(
         repository.git("config", name, f"touch {tmp_path}/ran; cat")
     repository.git("config", "diff.noprefix", "true")
     history = history_of(repository)
-    assert "--- a/calc.py\n+++ b/calc.py\n" in split_of(history, fix_of(history, sha), max_files=20).fix
+    assert (
+        "--- a/calc.py\n+++ b/calc.py\n" in split_of(history, fix_of(history, sha), PYTHON, max_files=20).fix
+    )
     history.bundle(sha, tmp_path / "base.bundle")
     assert not (tmp_path / "ran").exists()
 

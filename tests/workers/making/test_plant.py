@@ -19,6 +19,7 @@ from tests.workers.making.pricing import with_history
 from tests.workers.making.repositories import Repository
 from tests.workers.making.shop import FILES, report_of, run_of, shop_at
 from workers.making.candidates import CandidateBook
+from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 from workers.making.history import Fallen, History
 from workers.making.plant import add_plant_parser, checked_settings
 from workers.making.planting import REACHED, BugPlan, FailingTests, Planter
@@ -44,7 +45,7 @@ def planter_of(repository: Repository, report: bytes, out: Path, *words: str) ->
     book = CandidateBook.open(out / "candidates.jsonl", settings)
     (out / REACHED).write_bytes(report)
     history = History(repository.path, out / "history.git")
-    planter = Planter(Stages(options, out, book, history, limits_of(options)))
+    planter = Planter(Stages(options, out, book, history, limits_of(options), PYTHON))
     asyncio.run(planter.learn())
     return planter
 

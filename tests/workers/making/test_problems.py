@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from workers.making.history import Commit, Fallen, Fix
+from workers.making.fixes import Fix
+from workers.making.history import Commit, Fallen
 from workers.making.problems import (
     Discussions,
     Issue,
     Problem,
     Pull,
     joined,
-    names_in_code,
     names_in_text,
     problem_of,
     read_discussions,
@@ -84,25 +84,6 @@ def test_sentences_that_name_what_the_fix_brings_go() -> None:
     )
 
 
-def test_words_of_a_language_are_no_names() -> None:
-    assert list(names_in_text("The sum is rounded; call `half_up` or x.floor(1), not toCents.")) == [
-        "half_up",
-        "floor",
-        "toCents",
-    ]
-    assert names_in_code(b"import a.b as c\ndef f(x, *, y=1):\n    return x.z(k=y)\n") >= {
-        "a",
-        "b",
-        "c",
-        "f",
-        "x",
-        "y",
-        "z",
-        "k",
-    }
-    assert names_in_code(b"def (") == frozenset()
-
-
 def test_the_linked_issue_counts_before_the_pull_request_and_this_before_the_message() -> None:
     pull = Pull(number=7, title="Add properly", body="Closes #3", merge_commit_sha="a" * 40)
     issue = Issue(issue=3, title="Sums are wrong", body="2 and 2 make 0.")
@@ -146,3 +127,11 @@ def test_an_export_that_cannot_be_read_is_refused_by_line_and_field(
     path.write_text(line)
     with pytest.raises(ValueError, match=why):
         read_discussions(path)
+
+
+def test_words_of_a_language_are_no_names() -> None:
+    assert list(names_in_text("The sum is rounded; call `half_up` or x.floor(1), not toCents.")) == [
+        "half_up",
+        "floor",
+        "toCents",
+    ]

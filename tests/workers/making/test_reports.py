@@ -15,6 +15,7 @@ from tests.workers.making.shop import report_of, shop_at
 from tests.workers.making.test_plant import failing_with, plan_of, planter_of
 from workers.making.author import NO_REPLY, author_of
 from workers.making.candidates import CandidateBook, Settings, TaskCandidate
+from workers.making.ecosystems.ecosystem import ecosystem
 from workers.making.from_git import CommitWalk, ProblemAuthor, add_from_git_parser
 from workers.making.history import History
 from workers.making.planting import SOURCE, Planter
@@ -61,7 +62,8 @@ def walk_of(tmp_path: Path, message: str, server: AuthorServer) -> CommitWalk:
     options = parser.parse_args([str(made.path), "--out", str(out), *server.options])
     book = CandidateBook.open(out / "candidates.jsonl", Settings(repository="pricing", options={}))
     history = History(made.path, out / "history.git")
-    walk = CommitWalk(Stages(options, out, book, history, limits_of(options)), has_author=True)
+    stages = Stages(options, out, book, history, limits_of(options), ecosystem(options.language))
+    walk = CommitWalk(stages, has_author=True)
     walk.enter_all()
     return walk
 

@@ -1,0 +1,1 @@
+"""The languages of repositories from which tasks are made, each in a module."""

@@ -1,0 +1,109 @@
+"""Repositories in Go: one module at the root, whose tests `go test` runs.
+
+Nothing is downloaded: a module that requires others must have them in its directory `vendor`. The toolchain is that of the base image,
+whatever version go.mod names.
+"""
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+import tree_sitter_go
+from tree_sitter import Language, Node, Parser
+
+from workers.grading.languages.go import LANGUAGE
+from workers.grading.languages.language import nodes, text_of
+from workers.making.ecosystems.ecosystem import BaseEnvironment, Declared
+from workers.making.history import Fallen, GitError, History
+
+_GRAMMAR = Language(tree_sitter_go.language())
+_NAMES = ("identifier", "field_identifier", "type_identifier", "package_identifier")
+_REQUIRE = re.compile(r"^[ \t]*require[ \t]*(?:\((?P<block>[^)]*)\)|(?P<one>[^\s(].*))", re.MULTILINE)
+_COMMENT = re.compile(r"//.*")
+_CACHE = "/opt/go-build"
+_PERIOD = f"""FROM {{base}}
+ENV GOPROXY=off GOTOOLCHAIN=local GOCACHE={_CACHE}
+"""
+# What is compiled here need not be compiled in each run. A package that does not compile is left to the run of its tests.
+_INSTALL = (
+    f"RUN mkdir -p {_CACHE} && {{ go test -vet=off -run '^$' ./... || true; }} && chmod -R a+rwX {_CACHE}\n"
+)
+
+
+class GoEcosystem:
+    """The ecosystem of Go."""
+
+    language = "Go"
+    ending = ".go"
+    module_names = "*_test.go"
+    base_image = "swerve/task-go:1"
+    base_needs = "git and go"
+    probe = """git --version >&2 && printf '{"version": "%s"}\\n' "$(go env GOVERSION)" """
+
+    def is_module(self, path: str) -> bool:
+        return LANGUAGE.may_hold_tests(path)
+
+    def meaning(self, source: bytes) -> str | bytes | None:
+        root = _parsed(source)
+        if root is None:
+            return None
+        leaves = (node for node in nodes(root) if not node.child_count and node.type != "comment")
+        return "\0".join(map(text_of, leaves))
+
+    def names(self, source: bytes) -> frozenset[str]:
+        root = _parsed(source)
+        return frozenset(text_of(node) for node in nodes(root, *_NAMES)) if root else frozenset()
+
+    def may_leave_out(self, test: str) -> bool:
+        return bool(LANGUAGE.forms(test))
+
+    def eval_script(
+        self, modules: Iterable[str], left_out: Iterable[str] = (), run: Iterable[str] = ()
+    ) -> str:
+        packages = sorted({f"./{PurePosixPath(path).parent}".removesuffix("/.") for path in modules})
+        words = ["go", "test", "-vet=off", "-count=1"]
+        if out := _functions(left_out):
+            # Old versions of go can choose tests, but not leave some out.
+            words.append(f"-run=^({'|'.join(sorted(_functions(run) - out)) or 'none'})$")
+        return f"#!/bin/bash\ncd /workspace || exit 1\n{shlex.join([*words, *packages])}\n"
+
+    def declared(self, history: History, commit: str, extra: Iterable[str]) -> Declared:
+        files = history.files(commit)
+        if "go.mod" not in files:
+            raise Fallen("has no go.mod")
+        try:
+            text = history.blob(files["go.mod"]).decode("utf-8", "replace")
+        except GitError as error:
+            raise Fallen("its go.mod cannot be read", str(error)) from error
+        required = _required(text)
+        if required and "vendor/modules.txt" not in files:
+            raise Fallen("needs other modules", f"{', '.join(required[:3])}, and has no directory vendor")
+        return Declared(tuple(required), fingerprint=hashlib.sha256(text.encode()).hexdigest())
+
+    def fetch(self, needs: Declared, base: BaseEnvironment, until: str, context: Path) -> tuple[str, str]:
+        return _PERIOD.format(base=base.image), ""
+
+    def install(self, needs: Declared) -> str:
+        return _INSTALL
+
+
+ECOSYSTEM = GoEcosystem()
+
+
+def _parsed(source: bytes) -> Node | None:
+    """The root of the syntax tree; None if the source does not parse."""
+    root = Parser(_GRAMMAR).parse(source).root_node
+    return None if root.has_error else root
+
+
+def _required(text: str) -> list[str]:
+    """The modules that a go.mod requires."""
+    lines = (found["block"] or found["one"] or "" for found in _REQUIRE.finditer(_COMMENT.sub("", text)))
+    return [words[0] for line in "\n".join(lines).split("\n") if (words := line.split())]
+
+
+def _functions(tests: Iterable[str]) -> set[str]:
+    """The functions of tests by the names that the runner gives to them."""
+    return {form.key for test in tests for form in LANGUAGE.forms(test)[-1:]}
