@@ -32,9 +32,13 @@ _DIFF = re.compile(
 _TRAILER = re.compile(
     r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
 )
+_NUMBER = r"(?:[\w.-]+/[\w.-]+)?#\d+"
+_REFERRING = rf"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
+_MORE = rf"(?:[ \t]*(?:[,;&]|\band\b)+[ \t]*(?:{_REFERRING}|{_NUMBER}))*"
 _REFERENCE = re.compile(
-    r"\(?\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+(?:[\w.-]+/[\w.-]+)?#\d+\)?\.?|\(#\d+\)",
-    re.IGNORECASE,
+    rf"^(?:{_REFERRING}{_MORE}|\({_NUMBER}{_MORE}\))[ \t]*(?:[:,.-][ \t]*)?"
+    rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?",
+    re.IGNORECASE | re.MULTILINE,
 )
 _LINKED_TEXT = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]+\)")
 _LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")

@@ -57,6 +57,20 @@ def test_a_message_loses_hashes_links_references_and_trailers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("Fix #292, fix #205 and closes #103: expired pairs come back.", "expired pairs come back."),
+        ("Fixes #7 - sums are wrong", "sums are wrong"),
+        ("Sums are wrong (fixes #7, a/b#8; see #9)", "Sums are wrong"),
+        ("Sums are wrong (#7) since Monday, see #8 and #9.", "Sums are wrong since Monday,"),
+        ("- sums are wrong\n: and so are products", "- sums are wrong\n: and so are products"),
+    ],
+)
+def test_what_joined_references_goes_with_them(message: str, text: str) -> None:
+    assert problem(message).text == text
+
+
 def test_code_that_repeats_the_fix_goes_and_other_code_stays() -> None:
     found = problem(
         "Adding subtracts\n\n```python\nadd(2, 2)  # 0\n```\nMake it:\n```python\nreturn _carried(a) + b\n```\n"
