@@ -41,7 +41,7 @@ class OutOfTime(StepFailed):
 
 
 class Starved(GraderError):
-    """The wall deadline passed on a machine that had no CPU for the tests."""
+    """The tests cannot be judged, because the machine had no CPU for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class FinishedTests:
     output: bytes
     notes: bytes
     cpu_s: float
+    was_starved: bool  # the machine had no CPU for the tests for a large part of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class PatchRun:
     readable: bool = True  # the tests could be started, and their output could be parsed within limits
     notes: bytes = b""  # what came over the sandbox's side channel
     user: str = ROOT  # who ran the tests: ids of user and group
+    was_starved: bool = False  # the machine had no CPU for the tests for a large part of the time
 
     @property
     def outcomes(self) -> Outcomes:
@@ -144,7 +146,9 @@ class GradingContainer:
             tests.cancel()
             await asyncio.wait({tests})
         if result.exit_code is not None and seen == "ended":
-            return FinishedTests(result.exit_code, result.output, result.notes, result.cpu_s)
+            return FinishedTests(
+                result.exit_code, result.output, result.notes, result.cpu_s, is_starved(result)
+            )
         if result.cpu_s > limits.grade_cpu_s:
             return None
         wall_s = limits.grade_wall_s if seen == "stopped" else longest_s

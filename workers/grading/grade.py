@@ -22,7 +22,14 @@ from pipeline.task import Calibration, Contradiction, File, RewardFile, TestsJso
 from pipeline.telemetry import span
 from pipeline.trajectory import Reward
 from workers.grading import steps
-from workers.grading.container import LOG_KEEP_BYTES, FinishedTests, GradingContainer, OutOfTime, PatchRun
+from workers.grading.container import (
+    LOG_KEEP_BYTES,
+    FinishedTests,
+    GradingContainer,
+    OutOfTime,
+    PatchRun,
+    Starved,
+)
 from workers.grading.controls.drawing import Chance, few
 from workers.grading.controls.placing import NotAsCalibrated, alike
 from workers.grading.defence.before import NOT_APPLIED
@@ -110,6 +117,11 @@ class Grader:
             again = await self._true_run(claim, patch, calibration)
             decided_by = f"{again.reward.decided_by}, in a second run, because {few(missing)} did not pass in the first"
             cpu_s = tested.reward.grade_cpu_s + again.reward.grade_cpu_s
+            # A runner's own deadlines run on a machine without CPU, too.
+            if again.was_starved and (missing := await failed_by_chance(again, calibration)):
+                raise Starved(
+                    f"the machine had no CPU for the tests: {few(missing)} did not pass in two runs"
+                )
             reward = replace(again.reward, decided_by=decided_by, grade_cpu_s=cpu_s)
             tested = dataclasses.replace(again, reward=reward)
         return await controls.run_after(tested) if tested.reward.resolved else tested
@@ -204,7 +216,9 @@ class Grader:
         if applied.put_back and not tested.reward.resolved:
             tested = _explained(tested, applied.put_back, applied.searched)
         reward = replace(tested.reward, applied_by=applied.by, grade_cpu_s=result.cpu_s)
-        return dataclasses.replace(tested, reward=reward, wall_s=wall_s, user=sandbox.user)
+        return dataclasses.replace(
+            tested, reward=reward, wall_s=wall_s, user=sandbox.user, was_starved=result.was_starved
+        )
 
     async def _judged(
         self, claim: Claim, patch: bytes, ran: FinishedTests, marks: Marks, restored: tuple[str, ...]

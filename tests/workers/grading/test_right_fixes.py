@@ -1,8 +1,10 @@
 """Right fixes that look like cheats are paid: modules with names of libraries, and what the base does to the runner."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,9 +17,10 @@ from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, task_of
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE
+from workers.grading.container import Starved
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
-from workers.sandbox.protocol import Role, Sandbox
+from workers.sandbox.protocol import LastResult, Role, Sandbox
 
 pytestmark = pytest.mark.docker
 
@@ -121,6 +124,21 @@ BROKEN = edited(
 )
 
 
+def task_with_steady(repo_image: RepoImage) -> Task:
+    """A task with a test that passes unless `/tmp/busy` is there."""
+    verdict = ExitCode(
+        eval_script="cd /workspace && python3 -m pytest tests",
+        test_patch=HIDDEN_TESTS.encode() + new("tests/test_steady.py", STEADY),
+    )
+    names = [f"tests/test_calc.py::test_{name}" for name in ("add", "sub")]
+    calibration = Calibration(
+        passing=(*names, "tests/test_steady.py::test_steady"), needing_fix=(names[0],), witnessed=True
+    )
+    return make_task(
+        repo_image.tag, base_commit=repo_image.commit, verdict=verdict, calibration=pack(calibration)
+    )
+
+
 @pytest.mark.parametrize(
     ("patch", "worth", "num_runs"),
     [(FIX, 1.0, 2), (BROKEN, 0.0, 2), (NOTE, 0.0, 1)],
@@ -147,17 +165,38 @@ async def test_tests_run_again_if_only_one_that_does_not_need_the_fix_failed(
             yield sandbox
 
     monkeypatch.setattr(sandboxes, "open", open_one)
-    verdict = ExitCode(
-        eval_script="cd /workspace && python3 -m pytest tests",
-        test_patch=HIDDEN_TESTS.encode() + new("tests/test_steady.py", STEADY),
-    )
-    names = [f"tests/test_calc.py::test_{name}" for name in ("add", "sub")]
-    calibration = Calibration(
-        passing=(*names, "tests/test_steady.py::test_steady"), needing_fix=(names[0],), witnessed=True
-    )
-    task = make_task(
-        repo_image.tag, base_commit=repo_image.commit, verdict=verdict, calibration=pack(calibration)
-    )
-    reward = await Grader(sandboxes).grade(make_claim(task), patch)
+    reward = await Grader(sandboxes).grade(make_claim(task_with_steady(repo_image)), patch)
     assert (reward.value, len(opened)) == (worth, num_runs), reward
     assert ("in a second run, because tests/test_steady.py" in reward.decided_by) == (patch == FIX)
+
+
+@pytest.mark.parametrize("starved_share", [0.0, 0.9])
+async def test_tests_that_fail_twice_for_want_of_cpu_are_a_failure_of_the_infrastructure(
+    sandboxes: DockerSandboxes,
+    repo_image: RepoImage,
+    monkeypatch: pytest.MonkeyPatch,
+    starved_share: float,
+) -> None:
+    open_any = sandboxes.open
+
+    @asynccontextmanager
+    async def open_one(claim: Claim, *, role: Role) -> AsyncGenerator[Sandbox]:
+        """Opens a container in which `STEADY` fails, of whose time the machine had no CPU for this share."""
+        async with open_any(claim, role=role) as sandbox:
+            await sandbox.put([File(path="/tmp/busy", content=b"")])
+            finish = sandbox.finish
+
+            async def finish_starved(*words: Any, **options: Any) -> LastResult:
+                result = await finish(*words, **options)
+                return dataclasses.replace(result, starved_s=starved_share * result.wall_s)
+
+            monkeypatch.setattr(sandbox, "finish", finish_starved)
+            yield sandbox
+
+    monkeypatch.setattr(sandboxes, "open", open_one)
+    grading = Grader(sandboxes).grade(make_claim(task_with_steady(repo_image)), FIX)
+    if starved_share:
+        with pytest.raises(Starved, match="test_steady did not pass in two runs"):
+            await grading
+    else:
+        assert (await grading).value == 0.0
