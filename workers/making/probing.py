@@ -55,14 +55,15 @@ class CandidateProber:
             assert isinstance(task.verdict, ExitCode)
             script = self.environments.ecosystem.eval_script(one.modules, deselected, rest)
             task = replace(task, verdict=replace(task.verdict, eval_script=script))
-            failing, failures = await self._failures(task, rest) if self.keeps_failures else ((), "")
+            if self.keeps_failures:
+                failing, failures = await self._failures(task, rest)
+                one = replace(one, failing=failing, failures=failures)
         except Fallen as fallen:
             return replace(one, outcome="fallen", reason=fallen.reason, detail=fallen.detail)
         except (ImageError, PackageError, GitError, _Failed) as error:
             return replace(
                 one, outcome="failed", reason="could not be built or run", detail=str(error)[-300:]
             )
-        one = replace(one, failing=failing, failures=failures)
         return replace(one, stage="built", outcome="open", task=task, deselected=deselected)
 
     async def _failures(self, task: Task, tests: Sequence[str]) -> tuple[tuple[str, ...], str]:
