@@ -6,6 +6,9 @@ then the production grader grades the known fix N times and the empty patch once
 many of the passing tests have a contradiction that makes them fail, and how often the fix is worth 1. DIR holds bare clones as
 OWNER+NAME/repo; only reading commands of git run there. OUT keeps tasks, verifications and results, so that the next call verifies only
 what has changed, and `--table` prints what OUT holds. Images and OUT stay. It needs Docker, `mmdebstrap`, and npm for zod.
+
+other_fixes/ has other fixes of the same bugs, each of which says how it differs: NAME.patch and NAME.2.patch mend the bug in another way
+and should be worth 1, NAME.wrong.patch mends it in part and should be worth 0. `--others` grades only these, on what OUT has verified.
 """
 
 import argparse
@@ -15,8 +18,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +28,13 @@ import msgspec
 if TYPE_CHECKING:
     from infra.images.build import BaseImage
     from pipeline.task import Task
-    from pipeline.taskfile import Gold
     from pipeline.trajectory import Reward
     from workers.sandbox.protocol import Sandboxes
     from workers.unqueued import Broken
 
 OUT = Path("runs/known_fixes")
+OTHER_FIXES = Path(__file__).parent / "other_fixes"
+NUM_OTHER = 3  # number of gradings of a right fix that is not the known one; a wrong one is graded once
 CPU_S, WALL_S = 300.0, 1200.0  # of one run of the tests
 # Libraries that tests of the packages use, beside the compilers and runners of our own tests.
 LIBRARIES = (
@@ -162,7 +166,8 @@ PACKAGES = (
         script=(
             "cd packages/zod\n"
             "/node_modules/.bin/vitest run --config /opt/vitest.config.mjs --root . --reporter=verbose "
-            "src/v4/classic/tests/string.test.ts\n"
+            # One test takes longer than vitest's 5 s where the machine is busy.
+            "--testTimeout=60000 src/v4/classic/tests/string.test.ts\n"
         ),
         image=VITEST,
         npm=("vitest@3.2.4", "vite@6.4.1"),
@@ -233,6 +238,24 @@ java -cp /tmp/out:$jars org.junit.platform.console.ConsoleLauncher --scan-classp
 )
 
 
+class OtherFix(msgspec.Struct, frozen=True, kw_only=True):
+    """The results for a fix that is not the known one."""
+
+    file: str
+    rewards: list[float]
+    controls: dict[str, int]  # what the controls of these gradings said
+    whys: list[str]  # the reasons of rewards other than 1, and of gradings that failed
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.file.endswith(".wrong.patch")
+
+    @property
+    def held(self) -> bool:
+        """Whether it was worth 1 in each grading, or 0 if it is wrong."""
+        return self.rewards == [0] if self.is_wrong else bool(self.rewards) and not self.whys
+
+
 class MeasuredFix(msgspec.Struct, frozen=True, kw_only=True):
     """The results for one package."""
 
@@ -249,24 +272,37 @@ class MeasuredFix(msgspec.Struct, frozen=True, kw_only=True):
     controls: dict[str, int]  # what the controls of these gradings said
     whys: list[str]  # the reasons of rewards other than 1, and of gradings that failed
     empty: float | None  # reward of the empty patch; None: it could not be graded
+    others: list[OtherFix] = msgspec.field(default_factory=list[OtherFix])
 
     @property
     def held(self) -> bool:
-        """Whether the fix was worth 1 in each grading, and the empty patch 0."""
-        return self.ok and not self.whys and self.empty == 0 and bool(self.rewards)
+        """Whether the fix was worth 1 in each grading, the empty patch 0, and each other fix what it should be."""
+        known = self.ok and not self.whys and self.empty == 0 and bool(self.rewards)
+        return known and all(one.held for one in self.others)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     packages = [one for one in PACKAGES if not options.packages or one.name in options.packages]
-    if not options.table:
-        for package in packages:
-            measured = _measure(package, options)
-            print(f"{table([measured])}\n", flush=True)
-    files = [options.out / package.name / "result.json" for package in packages]
-    found = [msgspec.json.decode(file.read_bytes(), type=MeasuredFix) for file in files if file.exists()]
+    missing = False
+    for package in packages if not options.table else ():
+        try:
+            measured = _with_others(package, options.out) if options.others else _measure(package, options)
+        except ValueError as error:
+            missing = True
+            print(f"{package.name}: {error}", file=sys.stderr, flush=True)
+            continue
+        (options.out / package.name / "result.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(measured))
+        )
+        print(f"{table([measured])}\n", flush=True)
+    found = [_read(file) for one in packages if (file := options.out / one.name / "result.json").exists()]
     print(table(found))
-    return 0 if found and all(one.held for one in found) else 1
+    return 0 if found and not missing and all(one.held for one in found) else 1
+
+
+def _read(file: Path) -> MeasuredFix:
+    return msgspec.json.decode(file.read_bytes(), type=MeasuredFix)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -291,6 +327,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=20, metavar="N", help="gradings of the known fix; default: %(default)s"
     )
     add("--out", type=Path, default=OUT, metavar="DIR", help="default: %(default)s")
+    add("--others", action="store_true", help="grade only the other fixes, on what OUT has verified")
     add("--table", action="store_true", help="only print the results in OUT")
     return parser
 
@@ -302,7 +339,7 @@ def _package_name(text: str) -> str:
 
 
 def _measure(package: Package, options: argparse.Namespace) -> MeasuredFix:
-    """Builds, verifies and grades one package, and writes its result.json."""
+    """Builds, verifies and grades one package. Raises ValueError if it cannot be built."""
     from pipeline.taskfile import gold_path, read_gold, read_verified, verified_path
     from workers.unqueued import verified_tasks
     from workers.verify.__main__ import main as verify
@@ -315,8 +352,10 @@ def _measure(package: Package, options: argparse.Namespace) -> MeasuredFix:
         raise SystemExit(status)
     found = next(iter(read_verified(verified_path(tasks)).values()))
     (task,) = verified_tasks(tasks)
-    graded = asyncio.run(_graded(task, read_gold(gold_path(tasks))[task.id], options.repeats))
-    measured = MeasuredFix(
+    fix = read_gold(gold_path(tasks))[task.id].patch.encode("utf-8", "surrogateescape")
+    patches = {"known": (fix, options.repeats), "empty": (b"", 1)}
+    known, empty, *others = asyncio.run(_graded(task, patches | _other_patches(package)))
+    return MeasuredFix(
         name=package.name,
         fix=package.fix,
         ok=found.ok,
@@ -326,29 +365,48 @@ def _measure(package: Package, options: argparse.Namespace) -> MeasuredFix:
         num_controlled=found.num_controlled,
         num_needing_fix=found.num_needing_fix,
         num_uncontrolled=found.num_uncontrolled,
-        rewards=[one.value for one in graded.rewards],
-        controls=dict(Counter(one.control for one in graded.rewards)),
-        whys=graded.whys,
-        empty=graded.empty,
+        rewards=known.rewards,
+        controls=known.controls,
+        whys=known.whys,
+        empty=next(iter(empty.rewards), None),
+        others=others,
     )
-    (folder / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(measured)))
-    return measured
+
+
+def _with_others(package: Package, out: Path) -> MeasuredFix:
+    """The package's results in `out`, whose other fixes are graded again. Raises ValueError if there are no results."""
+    from workers.unqueued import verified_tasks
+
+    file = out / package.name / "result.json"
+    if not file.exists():
+        raise ValueError(f"there is no {file}; call this command without --others")
+    (task,) = verified_tasks(file.with_name("tasks.jsonl"))
+    others = asyncio.run(_graded(task, _other_patches(package)))
+    return msgspec.structs.replace(_read(file), others=others)
+
+
+def _other_patches(package: Package) -> dict[str, tuple[bytes, int]]:
+    """The other fixes by their file's name, each with the number of its gradings."""
+    return {
+        file.name: (file.read_bytes(), 1 if file.name.endswith(".wrong.patch") else NUM_OTHER)
+        for file in sorted(OTHER_FIXES.glob(f"{package.name}.*patch"))
+    }
 
 
 def _imported(package: Package, folder: Path, mirror: Path) -> Path:
-    """The task file of the package, whose image is built."""
+    """The task file of the package, whose image is built. Raises ValueError if its clone is missing or something cannot be built."""
     from infra.images.build import ensure_image
     from workers.images.__main__ import main as images
     from workers.tasksets.__main__ import main as tasksets
 
     base = _base_image()
-    ensure_image(base)
     tasks = folder / "tasks.jsonl"
     write_task(package, folder, mirror, base.tag)
+    ensure_image(base)
     if images(["build", str(folder), "--network", "none", "--logs", str(folder / "build-logs")]):
-        raise SystemExit(f"{package.name}: its image cannot be built; the log is in {folder / 'build-logs'}")
+        raise ValueError(f"its image cannot be built; the log is in {folder / 'build-logs'}")
     if tasksets(["import", "fleet", str(folder), "--out", str(tasks)]):
-        raise SystemExit(f"{package.name}: its task is refused")
+        raise ValueError("its task is refused")
     return tasks
 
 
@@ -394,49 +452,47 @@ def write_task(package: Package, folder: Path, mirror: Path, base_image: str) ->
 
 
 def _install(packages: Sequence[str], context: Path) -> str:
-    """Installs packages of npm without running their scripts. Returns the line of a Dockerfile that copies them."""
+    """Installs packages of npm without running their scripts. Returns the line of a Dockerfile that copies them. Raises ValueError."""
     if not (context / "node_modules").exists():
         quiet = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--loglevel=error")
-        subprocess.run(["npm", "install", "--prefix", str(context), *quiet, *packages], check=True)
+        if subprocess.run(
+            ["npm", "install", "--prefix", str(context), *quiet, *packages], check=False
+        ).returncode:
+            raise ValueError(f"npm cannot install {' '.join(packages)}")
     return "COPY node_modules /node_modules\n"
 
 
-@dataclass(slots=True)
-class Gradings:
-    """What the gradings of one package gave. `whys` has the reasons of rewards other than 1, and of gradings that failed."""
-
-    rewards: "list[Reward]" = field(default_factory=list)
-    whys: list[str] = field(default_factory=list[str])
-    empty: float | None = None
-
-
-async def _graded(task: "Task", gold: "Gold", num_repeats: int) -> Gradings:
-    """Grades the known fix `num_repeats` times, one after the other, and the empty patch once."""
+async def _graded(task: "Task", patches: Mapping[str, tuple[bytes, int]]) -> list[OtherFix]:
+    """Grades each patch as often as it says, one grading after the other."""
     from workers.sandbox.backend import command_sandboxes
-    from workers.unqueued import Broken, session
+    from workers.unqueued import session
 
     sandboxes = command_sandboxes(fleet=f"known-fixes-{os.getpid()}")
-    found = Gradings()
-    fix = gold.patch.encode("utf-8", "surrogateescape")
     async with session(sandboxes) as outage:
         if outage:
             raise SystemExit(outage)
-        for number in range(num_repeats):
-            made = await _reward(sandboxes, task, fix)
-            if isinstance(made, Broken):
-                found.whys.append(f"infrastructure: {made.why}")
-                continue
-            found.rewards.append(made)
-            if made.value != 1:
-                found.whys.append(made.decided_by)
-            print(
-                f"{task.id}: {number + 1} of {num_repeats}: {made.value:g} {made.control}",
-                file=sys.stderr,
-                flush=True,
-            )
-        empty = await _reward(sandboxes, task, b"")
-        found.empty = None if isinstance(empty, Broken) else empty.value
-    return found
+        return [await _repeated(sandboxes, task, name, *patch) for name, patch in patches.items()]
+
+
+async def _repeated(
+    sandboxes: "Sandboxes", task: "Task", name: str, patch: bytes, num_repeats: int
+) -> OtherFix:
+    """What `num_repeats` gradings of the patch gave."""
+    from workers.unqueued import Broken
+
+    rewards, whys = list["Reward"](), list[str]()
+    for number in range(num_repeats):
+        made = await _reward(sandboxes, task, patch)
+        if isinstance(made, Broken):
+            whys.append(f"infrastructure: {made.why}")
+            continue
+        rewards.append(made)
+        if made.value != 1:
+            whys.append(made.decided_by)
+        line = f"{task.id}: {name}: {number + 1} of {num_repeats}: {made.value:g} {made.control}"
+        print(line, file=sys.stderr, flush=True)
+    controls = dict(Counter(one.control for one in rewards))
+    return OtherFix(file=name, rewards=[one.value for one in rewards], controls=controls, whys=whys)
 
 
 async def _reward(sandboxes: "Sandboxes", task: "Task", patch: bytes) -> "Reward | Broken":
@@ -452,18 +508,16 @@ async def _reward(sandboxes: "Sandboxes", task: "Task", patch: bytes) -> "Reward
 
 
 def table(found: Sequence[MeasuredFix]) -> str:
-    """The results as a table of Markdown, and below it why a fix was not worth 1."""
+    """The results as a table of Markdown, and below it why a fix was not worth 1, or a wrong one not 0."""
     lines = [
         "| package | language | fix | a control says at best | tests that need the fix, without a control | passing tests controlled "
-        "| known fix worth 1 | its controls | empty patch |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| known fix worth 1 | its controls | empty patch | other fix worth 1 | its controls | wrong fix worth 0 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     packages = {one.name: one for one in PACKAGES}
     for one in found:
         package = packages[one.name]
         share = f"{one.num_controlled / one.num_tests:.1%}" if one.num_tests else "-"
-        controls = ", ".join(f"{number} {name or '-'}" for name, number in sorted(one.controls.items()))
-        num_graded = len(one.rewards)
         cells = (
             package.repository,
             package.language,
@@ -471,16 +525,37 @@ def table(found: Sequence[MeasuredFix]) -> str:
             one.control,
             f"{one.num_uncontrolled} of {one.num_needing_fix}",
             f"{one.num_controlled} of {one.num_tests} ({share})",
-            f"{one.rewards.count(1)} of {num_graded}",
-            controls,
+            _worth(1, one.rewards),
+            _counts(one.controls),
             "broken" if one.empty is None else f"{one.empty:g}",
+            *_cells_of_others(one.others),
         )
         lines.append(f"| {' | '.join(cells)} |")
     for one in found:
-        lines += [
-            f"{one.name}: {why}" for why in dict.fromkeys([*([one.reason] if one.reason else []), *one.whys])
-        ]
+        whys = [*([one.reason] if one.reason else []), *one.whys]
+        for other in one.others:
+            whys += [f"{other.file}: {why}" for why in (() if other.held else other.whys or ["worth 1"])]
+        lines += [f"{one.name}: {why}" for why in dict.fromkeys(whys)]
     return "\n".join(lines)
+
+
+def _cells_of_others(others: Sequence[OtherFix]) -> tuple[str, str, str]:
+    """How many gradings of right fixes gave 1, what their controls said, and how many gradings of wrong ones gave 0; `-` without one."""
+    right, wrong = ([one for one in others if one.is_wrong == is_wrong] for is_wrong in (False, True))
+    controls = sum((Counter(one.controls) for one in right), Counter[str]())
+    return (
+        _worth(1, [value for one in right for value in one.rewards]) if right else "-",
+        _counts(controls) or "-",
+        _worth(0, [value for one in wrong for value in one.rewards]) if wrong else "-",
+    )
+
+
+def _worth(value: float, rewards: Sequence[float]) -> str:
+    return f"{rewards.count(value)} of {len(rewards)}"
+
+
+def _counts(controls: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name or '-'}" for name, number in sorted(controls.items()))
 
 
 if __name__ == "__main__":
