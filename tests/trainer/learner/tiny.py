@@ -112,10 +112,13 @@ def write_model(directory: Path, family: str, **changes: Any) -> Path:
     else:
         described = AutoConfig.for_model(family, **(SHAPE | changes))
         model = AutoModelForCausalLM.from_config(described).float()
+    # Norms whose factor is their weight plus 1
+    centred = family.startswith(("qwen3_next", "qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+                around_0 = name.endswith("bias") or (centred and "linear_attn" not in name)
+                parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if around_0 else 1.0))
             if name.endswith("A_log"):  # from a memory of a hundred positions to none
                 parameter.copy_(torch.linspace(-4, 1, len(parameter)))
         for name, buffer in model.named_buffers():
