@@ -391,7 +391,7 @@ class OutputGatedAttention(SelfAttention):
     """Megatron's attention with a gate on its result. Megatron's own gate is compiled, which takes a compiler and a minute on a CPU."""
 
     def _apply_output_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        return (x.float() * gate.float().sigmoid().view_as(x)).to(x.dtype)
+        return x * gate.reshape(x.shape).sigmoid()
 
 
 class Positions:

@@ -6,6 +6,9 @@ convolution passes over queries, keys and values, then the delta rule (`delta_ru
 What belongs to a key head stays together, so tensor-parallel ranks divide the key heads. With context parallelism an all-to-all gives each
 rank all positions of a part of its key heads, and another returns the result, as in `attention.py`: states pass through whole samples.
 
+Between the passes only what the projections return and take is kept. The backward pass computes the rest again, because that is several
+times as large, the states of all chunks above all.
+
 Shape suffixes: L positions of this rank, P positions of the micro-batch, G key heads of this rank, R value heads of a key head, V width
 of a value, E width of the model.
 """
@@ -30,6 +33,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint, sharded_state_dict_default
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.learner import backend
 from trainer.learner.architecture import Architecture
@@ -86,7 +90,14 @@ class GatedDeltaNet(MegatronModule):
         projected = projected_L1[:, 0]
         if self._parts > 1:
             projected = all_to_all_sp2hp(projected, group=backend.context_parallel_group())
-        found = self._attend(projected, packed_seq_params.boundaries)
+        found = checkpoint(
+            self._attend,
+            projected,
+            packed_seq_params.boundaries,
+            use_reentrant=False,
+            preserve_rng_state=False,  # nothing there is random
+        )
+        assert isinstance(found, Tensor)
         if self._parts > 1:
             found = all_to_all_hp2sp(found, group=backend.context_parallel_group())
         output_L1E, _ = self.out_proj(found[:, None])

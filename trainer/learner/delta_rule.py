@@ -12,9 +12,6 @@ Queries and keys are scaled to a length of 1, queries then by 1/sqrt(width). Pos
 of all positions solve one triangular system, since each depends on those before it; the states pass from chunk to chunk. Each sample begins
 a chunk, and positions that fill up its last one have a strength of 0, which changes nothing.
 
-Between the passes only the inputs are kept: the backward pass computes the rest again, because the states of all chunks are several times
-as large as the inputs.
-
 Shape suffixes: P positions, G key heads, R value heads of a key head, K width of a key, V width of a value, N chunks, C positions of a
 chunk, E channels, W positions that the convolution covers.
 """
@@ -25,7 +22,6 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 CHUNK = 64
 LENGTH_EPS = 1e-6
@@ -40,43 +36,6 @@ def gated_delta_rule(
     boundaries: Sequence[int],
 ) -> Tensor:
     """The outputs of all positions, fp32 of P x G x R x V. `boundaries` has the first position of each sample, and P."""
-    found = checkpoint(
-        _by_chunks,
-        query_PGK,
-        key_PGK,
-        value_PGRV,
-        log_decay_PGR,
-        strength_PGR,
-        boundaries,
-        use_reentrant=False,
-        preserve_rng_state=False,  # nothing here is random
-    )
-    assert isinstance(found, Tensor)
-    return found
-
-
-def causal_convolution(inputs_PE: Tensor, weight_E1W: Tensor, boundaries: Sequence[int]) -> Tensor:
-    """Each channel's weighted sum over a position and those before it in its sample, P x E."""
-    num_before = weight_E1W.shape[2] - 1
-    # Zeros before each sample stand for the positions that it does not have.
-    gaps_P = torch.repeat_interleave(
-        torch.arange(len(boundaries) - 1) * num_before, torch.tensor(boundaries).diff()
-    )
-    rows_P = (torch.arange(boundaries[-1]) + gaps_P).to(inputs_PE.device)
-    num_rows = boundaries[-1] + (len(boundaries) - 1) * num_before
-    spaced = inputs_PE.new_zeros(num_rows, inputs_PE.shape[1]).index_copy(0, rows_P + num_before, inputs_PE)
-    convolved = F.conv1d(spaced.T[None], weight_E1W, groups=weight_E1W.shape[0])[0]
-    return convolved.T[rows_P]
-
-
-def _by_chunks(
-    query_PGK: Tensor,
-    key_PGK: Tensor,
-    value_PGRV: Tensor,
-    log_decay_PGR: Tensor,
-    strength_PGR: Tensor,
-    boundaries: Sequence[int],
-) -> Tensor:
     rows_P, firsts, num_chunks = _places(boundaries, query_PGK.device)
 
     def chunked(values: Tensor) -> Tensor:
@@ -154,3 +113,17 @@ def _unit(vectors: Tensor) -> Tensor:
     """Scaled to a length of 1, fp32."""
     wide = vectors.float()
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + LENGTH_EPS)
+
+
+def causal_convolution(inputs_PE: Tensor, weight_E1W: Tensor, boundaries: Sequence[int]) -> Tensor:
+    """Each channel's weighted sum over a position and those before it in its sample, P x E."""
+    num_before = weight_E1W.shape[2] - 1
+    # Zeros before each sample stand for the positions that it does not have.
+    gaps_P = torch.repeat_interleave(
+        torch.arange(len(boundaries) - 1) * num_before, torch.tensor(boundaries).diff()
+    )
+    rows_P = (torch.arange(boundaries[-1]) + gaps_P).to(inputs_PE.device)
+    num_rows = boundaries[-1] + (len(boundaries) - 1) * num_before
+    spaced = inputs_PE.new_zeros(num_rows, inputs_PE.shape[1]).index_copy(0, rows_P + num_before, inputs_PE)
+    convolved = F.conv1d(spaced.T[None], weight_E1W, groups=weight_E1W.shape[0])[0]
+    return convolved.T[rows_P]
