@@ -554,7 +554,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             MODEL,
-            "    model.to(transformer.params_dtype)\n    keep_constants(model)\n",
+            "    model.to(transformer.params_dtype)\n    keep_in_fp32(model)\n",
             "    model.to(transformer.params_dtype)\n",
             "the corrections of experts are rounded to half precision",
         ),

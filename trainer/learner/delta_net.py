@@ -43,6 +43,11 @@ from trainer.learner.delta_rule import causal_convolution, gated_delta_rule
 DIVIDED = ("conv_weight", "decay_log", "decay_bias")
 """The parameters, besides the projections, of which each tensor-parallel rank has those of its heads."""
 
+IN_FP32 = ("decay_log", "norm_weight")
+"""The parameters that are in fp32 whatever the type of the others is, as in the published weights of Qwen3.5: a decay acts over thousands
+of positions, and bf16 would change its logarithm by up to a 256th.
+"""
+
 
 class GatedDeltaNet(MegatronModule):
     """Megatron's interface of a layer's attention, over packed samples."""
@@ -130,7 +135,7 @@ class GatedDeltaNet(MegatronModule):
         # Each tensor-parallel rank has other heads, so its gradient of this weight is a part of a sum.
         weight_V = copy_to_tensor_model_parallel_region(self.norm_weight)
         scales = torch.rsqrt(found_PGRV.square().mean(-1, keepdim=True) + self._eps)
-        normed_PGRV = found_PGRV * scales * weight_V.float()
+        normed_PGRV = found_PGRV * scales * weight_V
         gated_PGRV = normed_PGRV * F.silu(gate.float()).unflatten(2, (per_key, value_width))
         return gated_PGRV.flatten(1).to(projected.dtype)
 

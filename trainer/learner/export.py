@@ -35,7 +35,7 @@ from trainer.learner.config import LearnerConfig
 from trainer.learner.families.registry import FAMILIES, read_architecture
 from trainer.learner.hf import DTYPES, INDEX_FILE, SINGLE_FILE
 from trainer.learner.lora import SUFFIX, adapters
-from trainer.learner.model import build_model, keep_constants
+from trainer.learner.model import build_model, keep_in_fp32
 from trainer.learner.parameters import Parameter
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -355,7 +355,7 @@ def to_hugging_face(source: Path, target: Path, config: LearnerConfig, *, model_
     dtype = checkpoint.weights_dtype_in(source)
     with backend.device_scope():
         model.to(device=backend.device(), dtype=dtype)
-        keep_constants(model)
+        keep_in_fp32(model)
         checkpoint.read_weights(source, model)
     exporter = Exporter(
         [*weight_parts(model, architecture), *carried_parts(architecture, model_directory)],

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from trainer.learner.architecture import Architecture, Experts, layout_faults
 from trainer.learner.attention import OutputGatedAttention, RotaryAttention
 from trainer.learner.config import LearnerConfig
-from trainer.learner.delta_net import GatedDeltaNet
+from trainer.learner.delta_net import IN_FP32, GatedDeltaNet
 from trainer.learner.logprobs import HeadlessModel
 
 
@@ -117,11 +117,15 @@ def expert_options(architecture: Architecture, *, expert_parallel: int) -> dict[
     }
 
 
-def keep_constants(model: GPTModel) -> None:
-    """Give the constants of routers fp32 again, after the model was converted to another type."""
+def keep_in_fp32(model: GPTModel) -> None:
+    """Give the constants of routers and some weights of delta nets fp32 again, after the model was converted to another type."""
     for module in model.modules():
         if isinstance(module, TopKRouter) and module.expert_bias is not None:
             module.expert_bias.data = module.expert_bias.data.float()
+        if isinstance(module, GatedDeltaNet):
+            for name in IN_FP32:
+                parameter = module.get_parameter(name)
+                parameter.data = parameter.data.float()
 
 
 class ExpertOutput(RowParallelLinear):
@@ -171,7 +175,7 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     if config.recompute != "none":
         _let_gradients_through(model)
     model.to(transformer.params_dtype)
-    keep_constants(model)
+    keep_in_fp32(model)
     return model
 
 
