@@ -33,6 +33,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     num_dense_layers: int = 0  # the number of first layers that have an MLP and no experts
     # Whether Hugging Face keeps the experts of a layer in one tensor for each projection
     in_one_tensor: bool = False
+    # Whether the matrices of that tensor have their outputs first, all of the gate before the up projection; otherwise their inputs
+    outputs_first: bool = False
     # What gpt-oss's gate is clamped to: quick GELU of the gate times the other projection plus 1; None: the SiLU of the gate
     gate_limit: float | None = None
 

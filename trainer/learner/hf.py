@@ -162,7 +162,7 @@ def _part(parameter: Parameter, whole: list[Tensor], architecture: Architecture,
     size = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
     match parameter.kind:
-        case "whole":
+        case "whole" | "of_all_as_is":
             return whole[0]
         case "stacked":
             return torch.cat(whole)
@@ -211,7 +211,7 @@ def join(parameter: Parameter, parts: list[Tensor], architecture: Architecture) 
             return [torch.cat(halves) for halves in zip(*(part.chunk(2) for part in parts), strict=True)]
         case "columns":
             return [torch.cat(parts, dim=1)]
-        case "entries":
+        case "entries" | "of_all_as_is":
             return [torch.cat(parts)]
         case "of_all":
             return [_inputs_first(torch.cat(parts))]

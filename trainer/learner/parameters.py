@@ -21,16 +21,19 @@ Kind = Literal[
     "entries",
     "of_all",
     "of_all_mixed",
+    "of_all_as_is",
     "key_heads",
     "key_heads_apart",
 ]
 """How a parameter is made from its tensors. `rows` and `columns` name the dimension of a matrix that tensor-parallel ranks divide, and
 `entries` that of a vector; `qkv` and `gate_up` join tensors that they divide by rows; `stacked` is the gate above the up projection of an
 expert, which they do not divide. `of_all` is an expert's part of a tensor that holds those of all experts of a layer, in which a matrix has
-its inputs first; `of_all_mixed` is the same for gate and up projection, whose outputs alternate there. `key_heads` joins tensors of a delta
-net so that all rows of a key head are together; in `key_heads_apart` the first tensor has the queries of all heads, then their keys, then
-their values.
+its inputs first; `of_all_mixed` is the same for gate and up projection, whose outputs alternate there; `of_all_as_is` is a part that needs
+no change. `key_heads` joins tensors of a delta net so that all rows of a key head are together; in `key_heads_apart` the first tensor has
+the queries of all heads, then their keys, then their values.
 """
+
+OF_ALL: tuple[Kind, ...] = ("of_all", "of_all_mixed", "of_all_as_is")
 
 EXPERT = "{expert}"
 """What stands for the number of an expert: on its process in Megatron's names, in the whole model in those of Hugging Face."""
@@ -49,12 +52,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_divided(self) -> bool:
         """Whether tensor-parallel ranks divide it; otherwise each rank that has the parameter holds all of it."""
-        return self.kind not in ("whole", "stacked", "of_all", "of_all_mixed")
+        return self.kind not in ("whole", "stacked", *OF_ALL)
 
     @property
     def is_of_all(self) -> bool:
         """Whether its tensor holds the same parameter of all experts of the layer."""
-        return self.kind in ("of_all", "of_all_mixed")
+        return self.kind in OF_ALL
 
     @property
     def is_expert(self) -> bool:
@@ -167,6 +170,8 @@ def _mixture(experts: Experts, architecture: Architecture) -> Iterator[Shaped]:
     up: Kind
     down: Kind
     up, down = ("of_all_mixed", "of_all") if experts.in_one_tensor else ("stacked", "whole")
+    if experts.outputs_first:
+        up = down = "of_all_as_is"
     yield "mlp.router.weight", "whole", (experts.count, width)
     if experts.corrected:
         yield CORRECTION, "whole", (experts.count,)

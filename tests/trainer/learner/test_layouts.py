@@ -87,6 +87,7 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         "qwen3_next, context": EXPERT | CONTEXT,
         "qwen3_next, pipeline, distributed optimizer": EXPERT | PIPELINE | {"distributed_optimizer": True},
         "qwen3_next, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
+        "qwen3_5_moe, sequence": EXPERT | SEQUENCE,
         "qwen3_5, data, tensor, distributed optimizer": TENSOR | {"distributed_optimizer": True},
         "qwen3_5, sequence, context": SEQUENCE | CONTEXT,
         "qwen3_5, tensor, pipeline": TENSOR | PIPELINE,
@@ -161,6 +162,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         # With larger weights, the rounding of the first step shows in the third.
         "qwen3_next": write_model(
             tmp_path_factory.mktemp("qwen3_next"), "qwen3_next", **QWEN3_NEXT | {"initializer_range": 0.02}
+        ),
+        "qwen3_5_moe": write_model(
+            tmp_path_factory.mktemp("qwen3_5_moe"),
+            "qwen3_5_moe",
+            **QWEN3_NEXT | SEEING | {"initializer_range": 0.02},
         ),
         "qwen3_5": write_model(
             tmp_path_factory.mktemp("qwen3_5"),
@@ -269,6 +275,7 @@ def kind_of(name: str) -> str:
         "gpt_oss",
         "glm4",
         "qwen3_next",
+        "qwen3_5_moe",
         "qwen3_5",
         "tied",
         "replayed",

@@ -1,12 +1,13 @@
 """Tiny random models in Hugging Face directories, and batches for them."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from trainer.batching.batch import Batch, Sample
@@ -125,7 +126,26 @@ def write_model(directory: Path, family: str, **changes: Any) -> Path:
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(directory)
+    if family == "qwen3_5_moe":
+        _join_experts(directory / "model.safetensors")
     return directory
+
+
+def _join_experts(path: Path) -> None:
+    """The form in which Qwen3.5 is published, one tensor for all experts of a layer; transformers reads it, and saves one for each."""
+    tensors = load_file(path)
+    for layer in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        gates, ups, downs = (
+            [tensors.pop(name) for name in _of_each(layer, part, tensors)] for part in ("gate", "up", "down")
+        )
+        tensors[f"{layer}.experts.gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], dim=1)
+        tensors[f"{layer}.experts.down_proj"] = torch.stack(downs)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _of_each(layer: str, part: str, names: Collection[str]) -> list[str]:
+    found = (f"{layer}.experts.{expert}.{part}_proj.weight" for expert in range(len(names)))
+    return [name for name in found if name in names]
 
 
 def read_export(directory: Path) -> dict[str, torch.Tensor]:

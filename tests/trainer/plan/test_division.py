@@ -12,6 +12,7 @@ from tests.trainer.learner.tiny import (
     GLM4_MOE,
     GPT_OSS,
     QWEN3_NEXT,
+    SEEING,
     config,
     write_model,
 )
@@ -51,6 +52,7 @@ def alone() -> Iterator[None]:
         ("gpt_oss", GPT_OSS),
         ("qwen3_next", QWEN3_NEXT),
         ("qwen3_5_text", DELTA_NET),
+        ("qwen3_5_moe", QWEN3_NEXT | SEEING),
         ("mistral", {"head_dim": 32, "sliding_window": None}),
         ("seed_oss", {"head_dim": 32, "pad_token_id": None}),
         ("smollm3", {"pad_token_id": None}),

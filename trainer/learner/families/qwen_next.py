@@ -29,6 +29,16 @@ DELTA_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Qwen3.5's names of the tensors of a delta net."""
 
+SHARED_NAMES: Mapping[str, tuple[str, ...]] = {
+    "mlp.shared_experts.linear_fc1.weight": (
+        "mlp.shared_expert.gate_proj.weight",
+        "mlp.shared_expert.up_proj.weight",
+    ),
+    "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_expert.down_proj.weight",),
+    "mlp.shared_experts.gate_weight": ("mlp.shared_expert_gate.weight",),
+}
+"""The names of the expert that every token passes, and of its gate."""
+
 
 class Hybrid(Family, frozen=True, kw_only=True):
     """What these families share."""
@@ -89,37 +99,26 @@ class Hybrid(Family, frozen=True, kw_only=True):
         return [LAYER_KINDS[(layer + 1) % interval == 0] for layer in range(self.num_hidden_layers)]
 
 
-class Qwen3Next(Hybrid, frozen=True, kw_only=True):
-    models: ClassVar = "Qwen3-Next, Qwen3-Coder-Next"
-    layer_names: ClassVar = {
-        **LAYER_NAMES,
-        **EXPERT_NAMES,
-        **DELTA_NAMES,
-        "self_attention.in_proj.weight": ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
-        "mlp.shared_experts.linear_fc1.weight": (
-            "mlp.shared_expert.gate_proj.weight",
-            "mlp.shared_expert.up_proj.weight",
-        ),
-        "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_expert.down_proj.weight",),
-        "mlp.shared_experts.gate_weight": ("mlp.shared_expert_gate.weight",),
-    }
+class HybridMixture(Hybrid, frozen=True, kw_only=True):
+    """What those with experts share."""
 
+    intermediate_size: int = 0  # no layer has an MLP
     num_key_value_heads: int | None = 2
     num_experts: int | None = None
     num_local_experts: int | None = None  # the same, as transformers 5 writes it
-    num_experts_per_tok: int = 10
+    num_experts_per_tok: int
     moe_intermediate_size: int = 512
     shared_expert_intermediate_size: int = 512
     norm_topk_prob: bool = True
     decoder_sparse_step: int = 1
     mlp_only_layers: list[int] | None = None
 
-    def architecture(self) -> Architecture:
-        return msgspec.structs.replace(super().architecture(), delta_net=self.delta_net(grouped=True))
-
     def experts(self) -> Experts:
+        count = self.num_experts or self.num_local_experts
+        if not count:
+            raise ValueError("num_experts is missing; take the file that came with the weights")
         return Experts(
-            count=self.num_experts or self.num_local_experts or 512,
+            count=count,
             per_token=self.num_experts_per_tok,
             width=self.moe_intermediate_size,
             renormalised=self.norm_topk_prob,
@@ -138,6 +137,20 @@ class Qwen3Next(Hybrid, frozen=True, kw_only=True):
         }
 
 
+class Qwen3Next(HybridMixture, frozen=True, kw_only=True):
+    models: ClassVar = "Qwen3-Next, Qwen3-Coder-Next"
+    layer_names: ClassVar = {
+        **LAYER_NAMES,
+        **EXPERT_NAMES,
+        **DELTA_NAMES,
+        **SHARED_NAMES,
+        "self_attention.in_proj.weight": ("linear_attn.in_proj_qkvz.weight", "linear_attn.in_proj_ba.weight"),
+    }
+
+    def architecture(self) -> Architecture:
+        return msgspec.structs.replace(super().architecture(), delta_net=self.delta_net(grouped=True))
+
+
 class Qwen35Text(Hybrid, frozen=True, kw_only=True):
     models: ClassVar = "the language model of Qwen3.5 by itself"
     layer_names: ClassVar = {**LAYER_NAMES, **DELTA_NAMES}
@@ -151,3 +164,22 @@ class Qwen35(Qwen35Text, frozen=True, kw_only=True):
     language_prefix: ClassVar = "model.language_model."
     carried_prefixes: ClassVar = ("model.visual.",)
     class_endings: ClassVar = ("ForCausalLM", "ForConditionalGeneration")
+
+
+class Qwen35Mixture(HybridMixture, frozen=True, kw_only=True):
+    models: ClassVar = "Qwen3.5 and 3.6 with experts, their vision as it is"
+    layer_names: ClassVar = {
+        **LAYER_NAMES,
+        **DELTA_NAMES,
+        **SHARED_NAMES,
+        "mlp.router.weight": ("mlp.gate.weight",),
+        "mlp.experts.local_experts.{expert}.linear_fc1.weight": ("mlp.experts.gate_up_proj",),
+        "mlp.experts.local_experts.{expert}.linear_fc2.weight": ("mlp.experts.down_proj",),
+    }
+    language_prefix: ClassVar = Qwen35.language_prefix
+    carried_prefixes: ClassVar = Qwen35.carried_prefixes
+    class_endings: ClassVar = Qwen35.class_endings
+    neutral_rope_keys: ClassVar = Qwen35.neutral_rope_keys
+
+    def experts(self) -> Experts:
+        return msgspec.structs.replace(super().experts(), in_one_tensor=True, outputs_first=True)

@@ -16,7 +16,7 @@ from trainer.learner.families.gpt_oss import GptOss
 from trainer.learner.families.llama import Llama
 from trainer.learner.families.mistral import Ministral3, Mistral
 from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
-from trainer.learner.families.qwen_next import Qwen3Next, Qwen35, Qwen35Text
+from trainer.learner.families.qwen_next import Qwen3Next, Qwen35, Qwen35Mixture, Qwen35Text
 from trainer.learner.families.seed_oss import SeedOss
 from trainer.learner.families.smollm3 import SmolLM3
 
@@ -34,6 +34,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "qwen3_next": Qwen3Next,
     "qwen3_5": Qwen35,
     "qwen3_5_text": Qwen35Text,
+    "qwen3_5_moe": Qwen35Mixture,
 }
 
 TRAINED = "; ".join(family.models for family in FAMILIES.values())

@@ -99,6 +99,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"use_qk_norm": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 2},
     "gpt_oss": GPT_OSS,
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_moe": QWEN3_NEXT | SEEING,
     "qwen3_next, one value head for a key head": QWEN3_NEXT
     | {"linear_num_value_heads": 4, "norm_topk_prob": False, "layer_types": None},
 }

@@ -53,6 +53,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers"),
         ({"model_type": "qwen3_next", **NEXT, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ({"model_type": "qwen3_next", **HYBRID, "num_experts_per_tok": 2}, "num_experts is missing"),
         ({"model_type": "qwen3_next", **NEXT, "mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"model_type": "qwen3_next", **NEXT, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
         (
