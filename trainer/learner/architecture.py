@@ -221,10 +221,6 @@ def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str
         faults.append(
             "learner.lora.targets: experts get no adapters; name some of q_proj, k_proj, v_proj and o_proj only"
         )
-    if architecture.gated and config.lora.rank:
-        faults.append(
-            "learner.lora: a model with linear attention and gated attention gets no adapters yet; set learner.lora.rank = 0"
-        )
     return faults
 
 

@@ -167,8 +167,10 @@ def _part(parameter: Parameter, whole: list[Tensor], architecture: Architecture,
         case "stacked":
             return torch.cat(whole)
         case "qkv":
-            grouped = [_gates_last(whole[0], architecture), *whole[1:]]
-            return interleave(grouped, architecture.num_key_value_heads).chunk(size)[rank]
+            query, groups = whole[0], architecture.num_key_value_heads
+            if architecture.gated:
+                query = gates_last(query, groups, architecture.head_width)
+            return interleave([query, *whole[1:]], groups).chunk(size)[rank]
         case "key_heads" | "key_heads_apart":
             return _of_key_heads(parameter, whole, architecture).chunk(size)[rank]
         case "gate_up":
@@ -234,23 +236,19 @@ def _separate(joined: Tensor, architecture: Architecture) -> list[Tensor]:
     query, key, value = (
         part.flatten(0, 1) for part in grouped.split([num_query_rows, head_width, head_width], dim=1)
     )
-    return [_gates_beside(query, architecture), key, value]
+    return [_gates_beside(query, architecture) if architecture.gated else query, key, value]
 
 
-def _gates_last(queries: Tensor, architecture: Architecture) -> Tensor:
-    """Rows of queries as Megatron keeps them if they have gates: in a head group, the gates of all heads follow the queries of all. Hugging
-    Face has the gate of each head after its query.
+def gates_last(queries: Tensor, num_groups: int, head_width: int, *, dim: int = 0) -> Tensor:
+    """Queries with gates as Megatron keeps them along a dimension: in a head group, the gates of all heads follow the queries of all.
+    Hugging Face has the gate of each head after its query.
     """
-    if not architecture.gated:
-        return queries
-    heads = (architecture.num_key_value_heads, -1, 2, architecture.head_width)
-    return queries.unflatten(0, heads).transpose(1, 2).flatten(0, 3)
+    heads = queries.unflatten(dim, (num_groups, -1, 2, head_width))
+    return heads.transpose(dim + 1, dim + 2).flatten(dim, dim + 3)
 
 
 def _gates_beside(queries: Tensor, architecture: Architecture) -> Tensor:
-    """The inverse of `_gates_last`."""
-    if not architecture.gated:
-        return queries
+    """The inverse of `gates_last`, for rows."""
     heads = (architecture.num_key_value_heads, 2, -1, architecture.head_width)
     return queries.unflatten(0, heads).transpose(1, 2).flatten(0, 3)
 

@@ -75,7 +75,10 @@ def test_every_parameter_of_the_real_model_is_counted_once(
 
 
 @pytest.mark.parametrize("targets", [LORA_TARGETS, ("q_proj", "v_proj", "down_proj")])
-@pytest.mark.parametrize(("family", "changes"), [("qwen3", {"head_dim": 32}), ("qwen3_moe", EXPERTS)])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen3", {"head_dim": 32}), ("qwen3_moe", EXPERTS), ("qwen3_5_text", DELTA_NET)],
+)
 def test_every_parameter_of_the_real_adapters_is_counted(
     family: str, changes: dict[str, object], targets: tuple[LoraTarget, ...], tmp_path: Path
 ) -> None:
