@@ -37,6 +37,7 @@ COLLATE, SAMPLES = "trainer/batching/collate.py", "trainer/batching/samples.py"
 REGISTRY, TOKENS = "trainer/learner/objectives/registry.py", "trainer/learner/objectives/tokens.py"
 LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
 FAMILIES, ATTENTION = "trainer/learner/families", "trainer/learner/attention.py"
+DELTA_RULE = "trainer/learner/delta_rule.py"
 MODEL, PARAMETERS = "trainer/learner/model.py", "trainer/learner/parameters.py"
 PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
 TRANSPORT = "trainer/weights/transport.py"
@@ -517,6 +518,60 @@ MUTANTS: dict[str, list[Mutant]] = {
             "experts in groups are chosen as if they had none",
         ),
         Mutant(
+            DELTA_RULE,
+            "if index in firsts or state_GRKV is None:",
+            "if state_GRKV is None:",
+            "a sample begins with the state of the one before it",
+        ),
+        Mutant(
+            DELTA_RULE,
+            "rows_P + num_before, inputs_PE",
+            "rows_P, inputs_PE",
+            "the convolution of a sample reaches into the next one",
+        ),
+        Mutant(
+            DELTA_RULE,
+            ".double().cumsum(-1)",
+            ".cumsum(-1)",
+            "long sums of decays are rounded before their difference is taken",
+        ),
+        Mutant(
+            DELTA_RULE,
+            "query_PGK.shape[-1] ** -0.5",
+            "value_PGRV.shape[-1] ** -0.5",
+            "queries are scaled by the width of values",
+        ),
+        Mutant(
+            "trainer/learner/delta_net.py",
+            "decay_PGR.float() + bias_GR",
+            "decay_PGR.float()",
+            "decays have no bias",
+        ),
+        Mutant(
+            "trainer/learner/hf.py",
+            "return heads.transpose(dim + 1, dim + 2).flatten(dim, dim + 3)",
+            "return heads.flatten(dim, dim + 3)",
+            "the gates of attention stay beside their queries",
+        ),
+        Mutant(
+            f"{FAMILIES}/qwen_next.py",
+            "(layer + 1) % interval == 0",
+            "layer % interval == 0",
+            "the first layer of four has attention",
+        ),
+        Mutant(
+            "trainer/learner/export.py",
+            "if name.startswith(prefixes)",
+            "if name.startswith(prefixes) and False",
+            "exports have no vision tower",
+        ),
+        Mutant(
+            "trainer/learner/optimizer.py",
+            "*zip(part.model_fp32_groups, part.shard_fp32_groups, strict=True),",
+            "",
+            "checkpoints leave out the optimizer of weights in fp32",
+        ),
+        Mutant(
             ATTENTION,
             "exponents = torch.arange(0, width, 2, dtype=torch.float32) / width",
             "exponents = torch.arange(0, width, 2, dtype=torch.float32) / architecture.head_width",
@@ -554,7 +609,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             MODEL,
-            "    model.to(transformer.params_dtype)\n    keep_constants(model)\n",
+            "    model.to(transformer.params_dtype)\n    keep_in_fp32(model)\n",
             "    model.to(transformer.params_dtype)\n",
             "the corrections of experts are rounded to half precision",
         ),

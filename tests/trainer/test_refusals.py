@@ -112,7 +112,7 @@ def test_a_dry_run_refuses_what_the_run_would(
 def test_a_model_that_cannot_be_trained_is_refused_before_its_tokenizer_and_tasks_are_read(
     call, recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (recipe.parent / "model" / "config.json").write_text('{"model_type": "qwen3_5", "text_config": {}}')
+    (recipe.parent / "model" / "config.json").write_text('{"model_type": "gemma3", "text_config": {}}')
     (recipe.parent / "model" / "tokenizer_config.json").write_text("{}")
     (recipe.parent / "train.jsonl").write_text("")
     assert call(*DRY) == 2
@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_its_tokenizer_and_task
     assert line.startswith(
         "error: the learner trains Llama 2 and 3 to 3.3, SmolLM2; Qwen2, Qwen2.5; Qwen3; Qwen3's mixture of experts"
     )
-    assert "model_type 'qwen3_5'" in line
+    assert "model_type 'gemma3'" in line
 
 
 def test_a_layout_needs_its_number_of_processes(

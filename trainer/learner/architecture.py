@@ -10,7 +10,7 @@ own, because the result needs each operation once. Recomputation therefore lower
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -29,9 +29,12 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     corrected: bool = False  # whether a constant of each expert is added to its score for the choice, but not for its weight
     weight_factor: float = 1.0  # factor of the weights of the chosen experts
     shared_width: int = 0  # inner width of an MLP that every token passes beside its experts; 0: none
+    shared_gated: bool = False  # whether the result of that MLP is multiplied by a sigmoid of its input
     num_dense_layers: int = 0  # the number of first layers that have an MLP and no experts
     # Whether Hugging Face keeps the experts of a layer in one tensor for each projection
     in_one_tensor: bool = False
+    # Whether the matrices of that tensor have their outputs first, all of the gate before the up projection; otherwise their inputs
+    outputs_first: bool = False
     # What gpt-oss's gate is clamped to: quick GELU of the gate times the other projection plus 1; None: the SiLU of the gate
     gate_limit: float | None = None
 
@@ -106,6 +109,38 @@ class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
     original_positions: int
 
 
+class DeltaNet(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear attention by the gated delta rule (arXiv 2412.06464), which some layers have in place of attention. Each key head serves the
+    same number of consecutive value heads.
+    """
+
+    num_key_heads: int
+    num_value_heads: int  # a multiple of the key heads
+    key_width: int
+    value_width: int
+    kernel: int  # the number of positions, its own included, that the convolution before the rule covers
+    layers: frozenset[int]  # numbers, from 0
+    # Whether Hugging Face keeps what belongs to a key head together, in two tensors; otherwise there is one after the other, in four
+    grouped: bool
+
+    @property
+    def values_per_key(self) -> int:
+        """The number of value heads of a key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def convolved_width(self) -> int:
+        """The number of channels of one key head that the convolution passes over: its query, its key and its values."""
+        return 2 * self.key_width + self.values_per_key * self.value_width
+
+    @property
+    def group_width(self) -> int:
+        """The number of outputs of the input projection for one key head: besides these channels a gate for each value, and for each
+        value head a strength and a decay.
+        """
+        return self.convolved_width + self.values_per_key * (self.value_width + 2)
+
+
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a model, the constants that its `config.json` fixes, and what its layers compute."""
 
@@ -134,6 +169,19 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     # Whether all projections of a layer have biases, those of experts and their router included
     biased: bool = False
     normed_qk: bool = False  # whether the queries and keys of each head are normalised
+    gated: bool = False  # whether what attention returns is multiplied by a sigmoid, of which the query projection has the inputs
+    # Whether the factor of a norm is its weight plus 1, except for the norm within a delta net
+    zero_centred_norms: bool = False
+    delta_net: DeltaNet | None = None  # None: all layers have attention
+
+    @property
+    def delta_layers(self) -> frozenset[int]:
+        """The numbers, from 0, of the layers that have a delta net in place of attention."""
+        return self.delta_net.layers if self.delta_net else frozenset()
+
+    @property
+    def num_attention_layers(self) -> int:
+        return self.num_layers - len(self.delta_layers)
 
     @property
     def routing_width(self) -> int:
@@ -152,30 +200,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str]:
     """The reasons why this model cannot be divided as `config` requires, one sentence per reason; empty if it can be."""
     experts = architecture.experts
-    parts = {
-        "tensor_parallel": (
-            ("attention heads", architecture.num_heads),
-            ("key-value heads", architecture.num_key_value_heads),
-            *(
-                (("columns of the MLP", architecture.mlp_width),)
-                if architecture.experts_of(0) is None
-                else ()
-            ),
-            *((("columns of the shared expert", experts.shared_width),) if experts else ()),
-        ),
-        "context_parallel": (
-            (
-                "attention heads of a tensor-parallel process",
-                architecture.num_heads // config.tensor_parallel,
-            ),
-        ),
-        "pipeline_parallel": (("layers", architecture.num_layers),),
-        "expert_parallel": (("experts", experts.count),) if experts else (),
-    }
     faults = [
         f"learner.{field} = {getattr(config, field)} does not divide the model's {count} {name}: set it to a divisor"
-        for field, counted in parts.items()
-        for name, count in counted
+        for field, name, count in _divided(architecture, config)
         if count % getattr(config, field)
     ]
     if not experts and config.expert_parallel > 1:
@@ -197,6 +224,28 @@ def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str
     return faults
 
 
+def _divided(architecture: Architecture, config: LearnerConfig) -> Iterator[tuple[str, str, int]]:
+    """The keys of `[learner]` that divide the model, each with what it divides and how many of these there are."""
+    experts, delta_net = architecture.experts, architecture.delta_net
+    tensor_parallel = config.tensor_parallel
+    yield "tensor_parallel", "attention heads", architecture.num_heads
+    yield "tensor_parallel", "key-value heads", architecture.num_key_value_heads
+    if delta_net:
+        yield "tensor_parallel", "key heads of linear attention", delta_net.num_key_heads
+    if architecture.experts_of(0) is None:
+        yield "tensor_parallel", "columns of the MLP", architecture.mlp_width
+    if experts:
+        yield "tensor_parallel", "columns of the shared expert", experts.shared_width
+    of_process = "of a tensor-parallel process"
+    yield "context_parallel", f"attention heads {of_process}", architecture.num_heads // tensor_parallel
+    if delta_net:
+        key_heads = delta_net.num_key_heads // tensor_parallel
+        yield "context_parallel", f"key heads of linear attention {of_process}", key_heads
+    yield "pipeline_parallel", "layers", architecture.num_layers
+    if experts:
+        yield "expert_parallel", "experts", experts.count
+
+
 TRAINING_PASSES = 3
 """A step costs three forward passes: the backward pass has a product for the input and one for the weight."""
 
@@ -210,7 +259,11 @@ def forward_flops(
     """
     sizes = list(lengths)
     num_positions = sum(sizes)
-    matrices = architecture.num_layers * _attention_matrices(architecture) + _mlp_matrices(architecture)
+    matrices = (
+        architecture.num_attention_layers * _attention_matrices(architecture)
+        + len(architecture.delta_layers) * _delta_matrices(architecture)
+        + _mlp_matrices(architecture)
+    )
     layers = 2 * num_positions * matrices + sum(attention_flops(architecture, length) for length in sizes)
     rows = num_positions if num_head_positions is None else num_head_positions
     return layers + 2 * rows * architecture.width * architecture.vocab_size
@@ -237,20 +290,36 @@ def recomputed_flops(architecture: Architecture, lengths: Iterable[int], recompu
 
 def attention_flops(architecture: Architecture, length: int) -> int:
     """Operations for the scores and weighted values of one sample in all layers: position t attends to t positions, itself included, or to
-    those of its window.
+    those of its window. A delta net does three products of a vector with the matrix that is its state for each position and value head.
     """
     num_pairs = length * (length + 1) // 2
     beyond = max(length - (architecture.window or length), 0)
     num_windowed = len(architecture.windowed_layers)
-    all_pairs = architecture.num_layers * num_pairs - num_windowed * (beyond * (beyond + 1) // 2)
-    return 2 * 2 * all_pairs * architecture.num_heads * architecture.head_width
+    all_pairs = architecture.num_attention_layers * num_pairs - num_windowed * (beyond * (beyond + 1) // 2)
+    of_attention = 2 * 2 * all_pairs * architecture.num_heads * architecture.head_width
+    delta_net = architecture.delta_net
+    if delta_net is None:
+        return of_attention
+    state = delta_net.num_value_heads * delta_net.key_width * delta_net.value_width
+    return of_attention + len(delta_net.layers) * length * 3 * 2 * state
 
 
 def _attention_matrices(architecture: Architecture) -> int:
     """The number of weights of one layer's attention by which each position is multiplied."""
     query_width = architecture.num_heads * architecture.head_width
     key_value_width = 2 * architecture.num_key_value_heads * architecture.head_width
-    return architecture.width * (query_width + key_value_width) + query_width * architecture.width
+    gate_width = query_width if architecture.gated else 0
+    return (
+        architecture.width * (query_width + gate_width + key_value_width) + query_width * architecture.width
+    )
+
+
+def _delta_matrices(architecture: Architecture) -> int:
+    """The number of weights of one delta net's projections."""
+    net = architecture.delta_net
+    if net is None:
+        return 0
+    return architecture.width * (net.num_key_heads * net.group_width + net.num_value_heads * net.value_width)
 
 
 def _mlp_matrices(architecture: Architecture) -> int:
@@ -262,6 +331,6 @@ def _mlp_matrices(architecture: Architecture) -> int:
         if experts is None:
             return 3 * architecture.width * architecture.mlp_width
         passed = experts.per_token * experts.width + experts.shared_width
-        return architecture.width * (experts.count + 3 * passed)
+        return architecture.width * (experts.count + int(experts.shared_gated) + 3 * passed)
 
     return sum(of_layer(architecture.experts_of(layer)) for layer in range(architecture.num_layers))

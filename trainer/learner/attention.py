@@ -21,6 +21,7 @@ rank, D width of a head.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +39,7 @@ from megatron.core.tensor_parallel.mappings import (
     gather_from_sequence_parallel_region,
 )
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
@@ -134,6 +136,11 @@ class Packing(PackedSeqParams):
     cosines_L1D: Tensor | None = None
     sines_L1D: Tensor | None = None
     query_scales_L11: Tensor | None = None
+
+    @cached_property
+    def boundaries(self) -> list[int]:
+        """The first position of each sample, and the number of positions, on the host; the device is waited for once."""
+        return self.cu_seqlens_q.tolist()
 
 
 class PackedAttention(MegatronModule):
@@ -378,6 +385,13 @@ class RotaryAttention(PackedAttention):
             tp_group=backend.tensor_parallel_group(),
             dp_cp_group=metadata["dp_cp_group"],
         )
+
+
+class OutputGatedAttention(SelfAttention):
+    """Megatron's attention with a gate on its result. Megatron's own gate is compiled, which takes a compiler and a minute on a CPU."""
+
+    def _apply_output_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate.reshape(x.shape).sigmoid()
 
 
 class Positions:

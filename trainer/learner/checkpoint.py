@@ -249,8 +249,8 @@ def read_weights(directory: Path, model: GPTModel) -> None:
 
 
 def weights_dtype_in(directory: Path) -> torch.dtype:
-    """The type of a checkpoint's weights. Raises ValueError if the directory contains no checkpoint."""
-    return next(iter(_weights_in(directory).values()))
+    """The type of a checkpoint's weights, of which some may be in fp32. Raises ValueError if the directory contains no checkpoint."""
+    return min(_weights_in(directory).values(), key=lambda dtype: dtype.itemsize)
 
 
 def _weights_in(directory: Path) -> dict[str, torch.dtype]:

@@ -25,19 +25,20 @@ from typing import Any
 
 import msgspec
 import torch
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
 from trainer.learner import backend, checkpoint, directories, hf
 from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig
-from trainer.learner.families.registry import read_architecture
-from trainer.learner.hf import INDEX_FILE, SINGLE_FILE
+from trainer.learner.families.registry import FAMILIES, read_architecture
+from trainer.learner.hf import DTYPES, INDEX_FILE, SINGLE_FILE
 from trainer.learner.lora import SUFFIX, adapters
-from trainer.learner.model import build_model, keep_constants
+from trainer.learner.model import build_model, keep_in_fp32
 from trainer.learner.parameters import Parameter
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_ALIGNMENT = 8
 
 
@@ -63,7 +64,7 @@ def _header(announced: Mapping[str, Tensor]) -> bytes:
         assert end % tensor.itemsize == 0, name
         begin, end = end, end + tensor.nbytes
         entries[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": _DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
@@ -148,6 +149,29 @@ def _part_of_all(held: list[tuple[Parameter, Tensor]], architecture: Architectur
         is_divided=True,
         join=lambda pieces: hf.join(parameter, pieces, architecture),
     )
+
+
+def carried_parts(architecture: Architecture, source: Path) -> list[Part]:
+    """The tensors of `source` that are not trained and are written as they are, such as those of a vision tower.
+
+    Each is read when it is written, by the first tensor-parallel rank of one of the groups.
+    """
+    prefixes = FAMILIES[architecture.family].carried_prefixes
+    if not prefixes or parallel_state.get_tensor_model_parallel_rank() != 0:
+        return []
+    tensors = hf.SafetensorsDirectory(source)
+    return [
+        Part(
+            names=(name,),
+            like=tensors.announced(name),
+            read=functools.partial(tensors.__getitem__, name),
+            group=backend.tensor_parallel_group(),
+            is_divided=False,
+            join=lambda pieces: pieces,
+        )
+        for name in tensors
+        if name.startswith(prefixes)
+    ]
 
 
 class Exporter:
@@ -331,10 +355,10 @@ def to_hugging_face(source: Path, target: Path, config: LearnerConfig, *, model_
     dtype = checkpoint.weights_dtype_in(source)
     with backend.device_scope():
         model.to(device=backend.device(), dtype=dtype)
-        keep_constants(model)
+        keep_in_fp32(model)
         checkpoint.read_weights(source, model)
     exporter = Exporter(
-        weight_parts(model, architecture),
+        [*weight_parts(model, architecture), *carried_parts(architecture, model_directory)],
         describe=lambda partial: copy_description(model_directory, partial, dtype),
     )
     exporter.write(target)

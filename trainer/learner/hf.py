@@ -18,17 +18,21 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.learner.architecture import Architecture
+from trainer.learner.families.registry import FAMILIES
 from trainer.learner.parameters import CORRECTION, EMBEDDING, Parameter, layer_parameters, outer_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""The types that weights have, by their names in safetensors files."""
 
 
 def parameters(model: GPTModel, architecture: Architecture) -> dict[str, Parameter]:
     """Every parameter that this rank may hold, by Megatron's name of it."""
     table = outer_parameters(architecture)
+    prefix = FAMILIES[architecture.family].language_prefix
     for index, layer in enumerate(cast(Any, model.decoder.layers)):
-        ours, theirs = f"decoder.layers.{index}.", f"model.layers.{layer.layer_number - 1}."
+        ours, theirs = f"decoder.layers.{index}.", f"{prefix}layers.{layer.layer_number - 1}."
         for one in _layer_parameters(architecture, layer):
             origins = tuple(theirs + origin for origin in one.origins)
             table[ours + one.name] = msgspec.structs.replace(one, name=ours + one.name, origins=origins)
@@ -63,6 +67,17 @@ class SafetensorsDirectory:
             single = directory / SINGLE_FILE
             with safe_open(single, framework="pt") as tensors:
                 self._files = dict.fromkeys(tensors.keys(), single)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def announced(self, name: str) -> Tensor:
+        """A tensor of the same shape and type, without content. Raises ValueError for a type that exports do not have."""
+        with safe_open(self._file(name), framework="pt") as tensors:
+            header = tensors.get_slice(name)
+            if header.get_dtype() not in DTYPES:
+                raise ValueError(f"{name} has numbers of type {header.get_dtype()}: convert it to bf16")
+            return torch.empty(header.get_shape(), dtype=DTYPES[header.get_dtype()], device="meta")
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -129,7 +144,7 @@ def read_weights(model: GPTModel, architecture: Architecture, directory: Path) -
 def _check(parameter: Parameter, whole: list[Tensor]) -> None:
     """Raises ValueError if the tensors are not those of the parameter."""
     for origin, tensor in zip(parameter.origins, whole, strict=True):
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if tensor.dtype not in DTYPES.values():
             raise ValueError(
                 f"{origin} has numbers of type {tensor.dtype}, and the learner reads fp32, bf16 and fp16: convert the weights"
             )
@@ -147,12 +162,17 @@ def _part(parameter: Parameter, whole: list[Tensor], architecture: Architecture,
     size = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
     match parameter.kind:
-        case "whole":
+        case "whole" | "of_all_as_is":
             return whole[0]
         case "stacked":
             return torch.cat(whole)
         case "qkv":
-            return interleave(whole, architecture.num_key_value_heads).chunk(size)[rank]
+            query, groups = whole[0], architecture.num_key_value_heads
+            if architecture.gated:
+                query = gates_last(query, groups, architecture.head_width)
+            return interleave([query, *whole[1:]], groups).chunk(size)[rank]
+        case "key_heads" | "key_heads_apart":
+            return _of_key_heads(parameter, whole, architecture).chunk(size)[rank]
         case "gate_up":
             return torch.cat([half.chunk(size)[rank] for half in whole])
         case "columns":
@@ -187,11 +207,13 @@ def join(parameter: Parameter, parts: list[Tensor], architecture: Architecture) 
             return list(parts[0].chunk(2))
         case "qkv":
             return _separate(torch.cat(parts), architecture)
+        case "key_heads" | "key_heads_apart":
+            return _from_key_heads(parameter, torch.cat(parts), architecture)
         case "gate_up":
             return [torch.cat(halves) for halves in zip(*(part.chunk(2) for part in parts), strict=True)]
         case "columns":
             return [torch.cat(parts, dim=1)]
-        case "entries":
+        case "entries" | "of_all_as_is":
             return [torch.cat(parts)]
         case "of_all":
             return [_inputs_first(torch.cat(parts))]
@@ -211,4 +233,46 @@ def _separate(joined: Tensor, architecture: Architecture) -> list[Tensor]:
     head_width = architecture.head_width
     grouped = joined.unflatten(0, (architecture.num_key_value_heads, -1))
     num_query_rows = grouped.shape[1] - 2 * head_width
-    return [part.flatten(0, 1) for part in grouped.split([num_query_rows, head_width, head_width], dim=1)]
+    query, key, value = (
+        part.flatten(0, 1) for part in grouped.split([num_query_rows, head_width, head_width], dim=1)
+    )
+    return [_gates_beside(query, architecture) if architecture.gated else query, key, value]
+
+
+def gates_last(queries: Tensor, num_groups: int, head_width: int, *, dim: int = 0) -> Tensor:
+    """Queries with gates as Megatron keeps them along a dimension: in a head group, the gates of all heads follow the queries of all.
+    Hugging Face has the gate of each head after its query.
+    """
+    heads = queries.unflatten(dim, (num_groups, -1, 2, head_width))
+    return heads.transpose(dim + 1, dim + 2).flatten(dim, dim + 3)
+
+
+def _gates_beside(queries: Tensor, architecture: Architecture) -> Tensor:
+    """The inverse of `gates_last`, for rows."""
+    heads = (architecture.num_key_value_heads, 2, -1, architecture.head_width)
+    return queries.unflatten(0, heads).transpose(1, 2).flatten(0, 3)
+
+
+def _of_key_heads(parameter: Parameter, whole: list[Tensor], architecture: Architecture) -> Tensor:
+    """All rows of the first key head of a delta net, then those of the second, ..."""
+    net = architecture.delta_net
+    assert net is not None
+    if parameter.kind == "key_heads_apart":
+        keys, values = net.num_key_heads * net.key_width, net.num_value_heads * net.value_width
+        whole = [*whole[0].split([keys, keys, values]), *whole[1:]]
+    return interleave(whole, net.num_key_heads)
+
+
+def _from_key_heads(parameter: Parameter, joined: Tensor, architecture: Architecture) -> list[Tensor]:
+    """The inverse of `_of_key_heads`."""
+    net = architecture.delta_net
+    assert net is not None
+    values = net.values_per_key * net.value_width
+    mixed = [net.key_width, net.key_width, values]
+    if parameter.kind == "key_heads":
+        widths = [sum(mixed) + values, 2 * net.values_per_key]
+    else:
+        widths = mixed + [values, net.values_per_key, net.values_per_key] * (len(parameter.origins) > 1)
+    grouped = joined.unflatten(0, (net.num_key_heads, -1))
+    found = [part.flatten(0, 1) for part in grouped.split(widths, dim=1)]
+    return found if parameter.kind == "key_heads" else [torch.cat(found[:3]), *found[3:]]

@@ -4,6 +4,8 @@ Each adapted projection computes y = W x + alpha / rank * B A x, where A starts 
 and value in one layer, and gate and up projection in another; adapters are nevertheless separate for each projection, as in other tools.
 They are written as a directory in PEFT's format, which transformers, PEFT and SGLang load beside the starting model.
 
+Linear attention has none of these projections, so its layers get adapters for their MLP only.
+
 Under tensor parallelism, adapters are divided like the layer that they belong to: for a layer divided by output, B is divided and A is
 whole; for one divided by input, A is divided and B is whole. The result of A, only `rank` wide, is what the ranks exchange.
 """
@@ -35,7 +37,7 @@ from torch import Tensor, distributed, nn
 from trainer.learner import backend
 from trainer.learner.architecture import Architecture
 from trainer.learner.config import LoraConfig
-from trainer.learner.hf import interleave, parameters
+from trainer.learner.hf import gates_last, interleave, parameters
 
 SUFFIX = "_adapter"
 """The suffix that the layer's name gets to name its adapter, which is registered beside the layer."""
@@ -143,7 +145,10 @@ class Adapter(MegatronModule):
             return torch.cat(parts, dim=dim)
         head_width = self.config.kv_channels
         assert head_width is not None
-        return interleave(parts, self._widths["k_proj"] // head_width, dim=dim)
+        num_groups = self._widths["k_proj"] // head_width
+        if self.config.attention_output_gate:
+            parts = [gates_last(parts[0], num_groups, head_width, dim=dim), *parts[1:]]
+        return interleave(parts, num_groups, dim=dim)
 
 
 def attach(model: GPTModel, config: LoraConfig) -> None:

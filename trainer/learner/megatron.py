@@ -18,7 +18,7 @@ from trainer.learner import backend, checkpoint, hf, lora
 from trainer.learner.architecture import Architecture
 from trainer.learner.attention import Positions, Rotary
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
-from trainer.learner.export import Exporter, copy_description, weight_parts
+from trainer.learner.export import Exporter, carried_parts, copy_description, weight_parts
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import Forward, Likelihoods, Logprobs
 from trainer.learner.logprobs import Head
@@ -77,7 +77,10 @@ class Learner:
         # Tokens of the last step, by request and branch
         self._tokens: dict[tuple[str, int], SampleTokens] = {}
         self._exporter = Exporter(
-            weight_parts(self._model, self._architecture),
+            [
+                *weight_parts(self._model, self._architecture),
+                *carried_parts(self._architecture, model_directory),
+            ],
             describe=functools.partial(self._describe_export, model_directory),
         )
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0

@@ -31,45 +31,55 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor, nn
 
 from trainer.learner.architecture import Architecture, Experts, layout_faults
-from trainer.learner.attention import RotaryAttention
+from trainer.learner.attention import OutputGatedAttention, RotaryAttention
 from trainer.learner.config import LearnerConfig
+from trainer.learner.delta_net import IN_FP32, GatedDeltaNet
 from trainer.learner.logprobs import HeadlessModel
 
 
 class RmsNorm(nn.Module):
-    """Scales each vector to a root mean square of 1, then by the weight. Computed in fp32, rounded once."""
+    """Scales each vector to a root mean square of 1, then by the weight, or by the weight plus 1 if the weights of norms are centred at
+    zero. Computed in fp32, rounded once.
+    """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
+        self._is_zero_centred = config.layernorm_zero_centered_gamma
         self.weight = nn.Parameter(torch.ones(hidden_size))
         # Megatron then adds up the gradients of the tensor-parallel ranks, each of which normalises other positions.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise the vectors in the last dimension."""
-        if inputs.is_cuda:  # torch's kernel there keeps as few tensors as ours
+        # torch's kernel on a GPU keeps as few tensors as ours, but a weight plus 1 would be rounded for it.
+        if inputs.is_cuda and not self._is_zero_centred:
             return F.rms_norm(inputs, self.weight.shape, self.weight, self.eps)
-        return _RmsNorm.apply(inputs, self.weight, self.eps)
+        return _RmsNorm.apply(inputs, self.weight, self.eps, self._is_zero_centred)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float, is_zero_centred: bool) -> Tensor:
         wide = inputs.float()
+        ctx.is_zero_centred = is_zero_centred
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(inputs, weight, scale)
-        return (wide * scale).mul_(weight).to(inputs.dtype)
+        return (wide * scale).mul_(_factor(weight, is_zero_centred)).to(inputs.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradient, with n = inputs * scale: d inputs = scale * (g - n * mean(g * n)) for g = gradient * weight."""
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The gradient, with n = inputs * scale: d inputs = scale * (g - n * mean(g * n)) for g = gradient * factor."""
         inputs, weight, scale = ctx.saved_tensors
         normed, gradient = inputs.float() * scale, gradient.float()
         of_weight = (gradient * normed).flatten(0, -2).sum(0)
-        weighted = gradient * weight
+        weighted = gradient * _factor(weight, ctx.is_zero_centred)
         of_inputs = (weighted - normed * (weighted * normed).mean(-1, keepdim=True)).mul_(scale)
-        return of_inputs.to(inputs.dtype), of_weight.to(weight.dtype), None
+        return of_inputs.to(inputs.dtype), of_weight.to(weight.dtype), None, None
+
+
+def _factor(weight: Tensor, is_zero_centred: bool) -> Tensor:
+    return weight.float() + 1 if is_zero_centred else weight
 
 
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -93,6 +103,7 @@ def expert_options(architecture: Architecture, *, expert_parallel: int) -> dict[
         "moe_ffn_hidden_size": experts.width,
         "moe_layer_freq": [0] * num_dense + [1] * (architecture.num_layers - num_dense),
         "moe_shared_expert_intermediate_size": experts.shared_width or None,
+        "moe_shared_expert_gate": experts.shared_gated,
         "moe_router_topk": experts.per_token,
         "moe_router_score_function": experts.scores,
         "moe_router_pre_softmax": not experts.renormalised,
@@ -106,11 +117,15 @@ def expert_options(architecture: Architecture, *, expert_parallel: int) -> dict[
     }
 
 
-def keep_constants(model: GPTModel) -> None:
-    """Give the constants of routers fp32 again, after the model was converted to another type."""
+def keep_in_fp32(model: GPTModel) -> None:
+    """Give the constants of routers and some weights of delta nets fp32 again, after the model was converted to another type."""
     for module in model.modules():
         if isinstance(module, TopKRouter) and module.expert_bias is not None:
             module.expert_bias.data = module.expert_bias.data.float()
+        if isinstance(module, GatedDeltaNet):
+            for name in IN_FP32:
+                parameter = module.get_parameter(name)
+                parameter.data = parameter.data.float()
 
 
 class ExpertOutput(RowParallelLinear):
@@ -160,7 +175,7 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     if config.recompute != "none":
         _let_gradients_through(model)
     model.to(transformer.params_dtype)
-    keep_constants(model)
+    keep_in_fp32(model)
     return model
 
 
@@ -168,15 +183,17 @@ def _block(architecture: Architecture, transformer: TransformerConfig) -> Any:
     """The `TransformerBlockSubmodules` of this pipeline stage: with our attention, and norms that sequence parallelism allows."""
     first = get_transformer_layer_offset(transformer)
     layers = range(first, first + get_num_layers_to_build(transformer))
+    kinds = [(architecture.experts_of(one), one in architecture.delta_layers) for one in layers]
     specs = {
-        experts: _layer(architecture, experts) for experts in {architecture.experts_of(one) for one in layers}
+        (experts, is_linear): _layer(architecture, experts, is_linear=is_linear)
+        for experts, is_linear in {*kinds}
     }
     return TransformerBlockSubmodules(
-        layer_specs=[specs[architecture.experts_of(one)] for one in layers], layer_norm=cast(Any, RmsNorm)
+        layer_specs=[specs[kind] for kind in kinds], layer_norm=cast(Any, RmsNorm)
     )
 
 
-def _layer(architecture: Architecture, experts: Experts | None) -> ModuleSpec:
+def _layer(architecture: Architecture, experts: Experts | None, *, is_linear: bool) -> ModuleSpec:
     spec = get_gpt_layer_local_spec(
         num_experts=experts.count if experts else None,
         qk_layernorm=architecture.normed_qk,
@@ -184,10 +201,15 @@ def _layer(architecture: Architecture, experts: Experts | None) -> ModuleSpec:
     )
     layer: Any = spec.submodules  # a union of dataclasses; this one is of a transformer layer
     layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
-    attention = layer.self_attention.submodules
-    attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
     if experts:
         layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
+    if is_linear:
+        layer.self_attention = ModuleSpec(GatedDeltaNet, params={"architecture": architecture})
+        return spec
+    if architecture.gated:
+        layer.self_attention.module = OutputGatedAttention
+    attention = layer.self_attention.submodules
+    attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
     if architecture.normed_qk:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     return spec
@@ -248,6 +270,8 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
         add_bias_linear=architecture.biased,
         add_qkv_bias=architecture.biased_qkv,
         qk_layernorm=architecture.normed_qk,
+        attention_output_gate=architecture.gated,
+        layernorm_zero_centered_gamma=architecture.zero_centred_norms,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

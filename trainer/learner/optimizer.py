@@ -252,11 +252,17 @@ def _held(model: GPTModel, optimizer: MegatronOptimizer) -> Iterator[_Held]:
 
 
 def _ranges(part: DistributedOptimizer) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """Yields each parameter of which this rank has values, the index of the first value, and the tensor that is updated."""
-    for parameter in part.model_param_gbuf_map:
-        group, place = part.model_param_group_index_map[parameter]
-        start = part._get_model_param_range_map(parameter)["param"].start
-        yield parameter, start, part.optimizer.param_groups[group]["params"][place]
+    """Yields each parameter of which this rank has values, the index of the first value, and the tensor that is updated.
+
+    Megatron's own index of a parameter within its group is wrong where a group has parameters of two types.
+    """
+    pairs = (
+        *zip(part.model_float16_groups, part.shard_fp32_from_float16_groups, strict=True),
+        *zip(part.model_fp32_groups, part.shard_fp32_groups, strict=True),
+    )
+    for parameters, updated in pairs:
+        for parameter, main in zip(parameters, updated, strict=True):
+            yield parameter, part._get_model_param_range_map(parameter)["param"].start, main
 
 
 def _originals(part: Any, model: GPTModel) -> Iterator[tuple[Tensor, int, Tensor]]:

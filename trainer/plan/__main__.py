@@ -130,6 +130,7 @@ def _engine_lines(plan: RunPlan) -> Iterator[str]:
         f"engines: {engines.num_engines} of {engines.gpus_per_engine} x {engines.gpus.device.name}: weights "
         f"{gib(engines.weight_bytes)} of {gib(engines.usable_bytes)} a GPU, KV cache {engines.kv_bytes_per_token / 1024:,.0f} KiB a "
         f"token, {engines.kv_tokens:,} tokens an engine"
+        + (f"; linear attention {gib(engines.state_bytes)} a request" if engines.state_bytes else "")
     )
     yield (
         f"  all hold {engines.episodes_held(int(plan.length.tokens)):,} episodes of mean length, "

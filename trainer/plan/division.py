@@ -51,25 +51,32 @@ SUFFIX = "_adapter"
 """The suffix that the name of an adapter's layer adds to the name of the layer that it belongs to."""
 
 
-def adapter_sizes(architecture: Architecture, lora: LoraConfig, tensor: int) -> Iterator[tuple[str, int]]:
-    """Name and number of values of each adapter matrix of one layer. Experts get no adapters.
+def adapter_sizes(
+    architecture: Architecture, lora: LoraConfig, tensor: int, layers: range
+) -> Iterator[tuple[str, int, int]]:
+    """Name and number of values of each adapter matrix, in all of these layers together, and the number of those that have it. Experts get
+    no adapters, and layers with linear attention none for their attention.
 
     For a layer that is divided by output, A is whole and B divided; for one that is divided by input, the other way round.
     """
     if not lora.rank:
         return
+    num_attention_layers = len({*layers} - architecture.delta_layers)
     for one, (layer, inputs, outputs) in _projections(architecture).items():
         if one not in lora.targets:
             continue
         is_divided_by_input = layer.endswith(("linear_proj", "linear_fc2"))
         inputs, outputs = (inputs // tensor, outputs) if is_divided_by_input else (inputs, outputs // tensor)
-        yield f"{layer}{SUFFIX}.{one}_A", lora.rank * inputs
-        yield f"{layer}{SUFFIX}.{one}_B", lora.rank * outputs
+        count = num_attention_layers if layer.startswith("self_attention") else len(layers)
+        if count:
+            yield f"{layer}{SUFFIX}.{one}_A", count * lora.rank * inputs, count
+            yield f"{layer}{SUFFIX}.{one}_B", count * lora.rank * outputs, count
 
 
 def num_adapter_parameters(architecture: Architecture, lora: LoraConfig) -> int:
     """The number of adapter parameters of the whole model; 0 without adapters."""
-    return architecture.num_layers * sum(size for _, size in adapter_sizes(architecture, lora, tensor=1))
+    layers = range(architecture.num_layers)
+    return sum(size for _, size, _ in adapter_sizes(architecture, lora, 1, layers))
 
 
 def _projections(architecture: Architecture) -> dict[str, tuple[str, int, int]]:
@@ -77,7 +84,7 @@ def _projections(architecture: Architecture) -> dict[str, tuple[str, int, int]]:
     width, head_width = architecture.width, architecture.head_width
     queries, keys = architecture.num_heads * head_width, architecture.num_key_value_heads * head_width
     found = {
-        "q_proj": ("self_attention.linear_qkv", width, queries),
+        "q_proj": ("self_attention.linear_qkv", width, queries * (2 if architecture.gated else 1)),
         "k_proj": ("self_attention.linear_qkv", width, keys),
         "v_proj": ("self_attention.linear_qkv", width, keys),
         "o_proj": ("self_attention.linear_proj", queries, width),
@@ -161,9 +168,10 @@ def parameters(
     if is_first or (is_last and architecture.tied):
         yield HeldParameter(EMBEDDING, outer[EMBEDDING].num_values(tensor))
     num_layers = architecture.num_layers // division.pipeline
+    layers = range(stage * num_layers, (stage + 1) * num_layers)
     for parameter, count in Counter(
         parameter
-        for layer in range(stage * num_layers, (stage + 1) * num_layers)
+        for layer in layers
         for parameter in layer_parameters(architecture, layer)
         if not parameter.is_constant
     ).items():
@@ -175,8 +183,8 @@ def parameters(
             parameter.is_expert,
             count,
         )
-    for name, num_values in adapter_sizes(architecture, lora, tensor) if lora else ():
-        yield HeldParameter(f"decoder.layers.{name}", num_layers * num_values, num_layers=num_layers)
+    for name, num_values, count in adapter_sizes(architecture, lora, tensor, layers) if lora else ():
+        yield HeldParameter(f"decoder.layers.{name}", num_values, num_layers=count)
     if is_last:
         yield HeldParameter(FINAL_NORM, outer[FINAL_NORM].num_values(tensor))
         if not architecture.tied:

@@ -23,6 +23,7 @@ from trainer.plan.division import num_active_parameters, num_parameters
 from trainer.recipe import PlanRecipe, Recipe
 
 BYTES_PER_VALUE = 2  # weights and KV cache in bf16
+STATE_BYTES_PER_VALUE = 4  # SGLang keeps the states of linear attention in fp32
 MEMORY_EFFICIENCY = 0.6  # share of the memory's peak speed that decoding reaches
 COMPUTE_EFFICIENCY = 0.5  # share of the peak of matrix products that reading prompts reaches
 
@@ -37,23 +38,28 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int  # room for weights and KV cache
     kv_bytes_per_token: int
     active_weight_bytes: int  # weights that one token needs
+    state_bytes: int = 0  # what linear attention keeps of a request, however long it is
 
     @property
     def kv_tokens(self) -> int:
         """The number of tokens that the KV cache of one engine holds; 0 if not even the weights fit."""
         return max(self.usable_bytes - self.weight_bytes, 0) // self.kv_bytes_per_token
 
+    def context_bytes(self, context_tokens: float) -> float:
+        """The bytes of a GPU for one context."""
+        return context_tokens * self.kv_bytes_per_token + self.state_bytes
+
     def episodes_held(self, context_tokens: int) -> int:
-        """The number of episodes whose contexts of `context_tokens` fit into the KV caches of all engines."""
-        return self.num_engines * (self.kv_tokens // context_tokens)
+        """The number of episodes whose contexts of `context_tokens` fit into the memory of all engines beside their weights."""
+        free_bytes = max(self.usable_bytes - self.weight_bytes, 0)
+        return self.num_engines * int(free_bytes // self.context_bytes(context_tokens))
 
     def decode_s_per_token(self, num_running: float, context_tokens: float) -> float:
         """Seconds for one token of each request when an engine runs `num_running` with contexts of `context_tokens`."""
         device = self.gpus.device
-        read_bytes = (
-            min(self.weight_bytes, self.active_weight_bytes * max(num_running, 1))
-            + num_running * context_tokens * self.kv_bytes_per_token
-        )
+        read_bytes = min(
+            self.weight_bytes, self.active_weight_bytes * max(num_running, 1)
+        ) + num_running * self.context_bytes(context_tokens)
         operations = num_running * self.active_weight_bytes
         return max(
             read_bytes / (device.memory_bytes_per_s * MEMORY_EFFICIENCY),
@@ -78,7 +84,7 @@ def plan_engines(architecture: Architecture, plan: PlanRecipe, gpus: GpuGroup) -
         )
     # Each GPU holds at least one key-value head, so some are held twice where there are fewer heads than GPUs.
     kv_heads = max(architecture.num_key_value_heads / size, 1)
-    kv_bytes = 2 * architecture.num_layers * kv_heads * architecture.head_width * BYTES_PER_VALUE
+    kv_bytes = 2 * architecture.num_attention_layers * kv_heads * architecture.head_width * BYTES_PER_VALUE
     weight_bytes = num_parameters(architecture) * BYTES_PER_VALUE // size
     return EnginePlan(
         gpus=gpus,
@@ -88,7 +94,18 @@ def plan_engines(architecture: Architecture, plan: PlanRecipe, gpus: GpuGroup) -
         usable_bytes=int(gpus.device.memory_bytes * plan.engine_memory_share),
         kv_bytes_per_token=int(kv_bytes),
         active_weight_bytes=num_active_parameters(architecture) * BYTES_PER_VALUE // size,
+        state_bytes=_state_bytes(architecture) // size,
     )
+
+
+def _state_bytes(architecture: Architecture) -> int:
+    """Bytes of the states of linear attention of one request, and of the positions that its convolutions still need."""
+    net = architecture.delta_net
+    if net is None:
+        return 0
+    states = net.num_value_heads * net.key_width * net.value_width * STATE_BYTES_PER_VALUE
+    positions = net.num_key_heads * net.convolved_width * (net.kernel - 1) * BYTES_PER_VALUE
+    return len(net.layers) * (states + positions)
 
 
 SAMPLED_SHARE = 0.3  # share of an episode's tokens that the policy samples, where nothing is known

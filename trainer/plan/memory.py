@@ -22,17 +22,18 @@ VALUE_BYTES = {"bf16": 2, "fp32": 4}
 FP32_BYTES = 4
 INDEX_BYTES = 8
 ANGLES = 2  # a cosine and a sine
+DELTA_CHUNK = 64  # positions of a chunk of linear attention: CHUNK in trainer/learner/delta_rule.py
 
 
-def saved_bytes(architecture: Architecture, config: LearnerConfig) -> float:
-    """Bytes kept from the forward to the backward pass, per position and layer."""
+def saved_bytes(architecture: Architecture, config: LearnerConfig, *, is_linear: bool = False) -> float:
+    """Bytes kept from the forward to the backward pass, per position, by a layer that has attention, or linear attention."""
     match config.recompute:
         case "full":
             return _stream(architecture, config)
         case "selective":
-            return _outside_of_mlp(architecture, config)
+            return _outside_of_mlp(architecture, config, is_linear=is_linear)
         case "none":
-            return _outside_of_mlp(architecture, config) + _mlp(architecture, config)
+            return layer_bytes(architecture, config, is_linear=is_linear)
 
 
 def outer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
@@ -43,9 +44,27 @@ def outer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
     return _stream(architecture, config) + angles
 
 
-def layer_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+def layer_bytes(architecture: Architecture, config: LearnerConfig, *, is_linear: bool = False) -> float:
     """Bytes that a layer keeps without recomputation, per position. A recomputed layer needs as much during its backward pass."""
-    return _outside_of_mlp(architecture, config) + _mlp(architecture, config)
+    return _outside_of_mlp(architecture, config, is_linear=is_linear) + _mlp(architecture, config)
+
+
+def rule_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes of what a delta net computes between its projections, per position. It is kept during the layer's backward pass only, which
+    computes it again; nearly all of it is in fp32. A chunk has rows of its length for each position, and a state.
+    """
+    net = architecture.delta_net
+    if net is None:
+        return 0.0
+    key, value, per_key = net.key_width, net.value_width, net.values_per_key
+    # The inputs of the convolution, its result and the activated result
+    convolved = 3 * net.convolved_width * VALUE_BYTES[config.dtype] / FP32_BYTES
+    # Query and key on their way into the chunks and in two products of all pairs of a chunk
+    of_key_head = 10 * key + 2 * DELTA_CHUNK
+    # The gated norm and the values; the sides of a chunk's system, its reads and writes, the pairs of a chunk, and a state for each chunk
+    of_value_head = 9 * value + 4 * key + 4 * DELTA_CHUNK + key * value / DELTA_CHUNK
+    floats = net.num_key_heads * (convolved + of_key_head + per_key * of_value_head)
+    return FP32_BYTES * floats / config.tensor_parallel / config.context_parallel
 
 
 def head_bytes(architecture: Architecture, config: LearnerConfig, *, num_rows: int) -> int:
@@ -72,29 +91,41 @@ def _stream_parts(config: LearnerConfig) -> int:
     return config.context_parallel * (config.tensor_parallel if config.sequence_parallel else 1)
 
 
-def _outside_of_mlp(architecture: Architecture, config: LearnerConfig) -> float:
+def _outside_of_mlp(architecture: Architecture, config: LearnerConfig, *, is_linear: bool) -> float:
     """Bytes of the streams: the inputs and the results of the two norms; each norm has one scale."""
     scales = 2 * FP32_BYTES / _stream_parts(config)
-    return 4 * _stream(architecture, config) + scales + _attention(architecture, config)
+    attention = _delta_net(architecture, config) if is_linear else _attention(architecture, config)
+    return 4 * _stream(architecture, config) + scales + attention
+
+
+def _delta_net(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes of what the first projection returns, and of what the second takes."""
+    net = architecture.delta_net
+    assert net is not None
+    width = net.num_key_heads * net.group_width + net.num_value_heads * net.value_width
+    return width * VALUE_BYTES[config.dtype] / config.tensor_parallel / config.context_parallel
 
 
 def _attention(architecture: Architecture, config: LearnerConfig) -> float:
-    """Bytes of the joint output of the three projections, and of the kernel's inputs and results. Keys and values have fewer heads."""
+    """Bytes of the joint output of the three projections, and of the kernel's inputs and results. Keys and values have fewer heads. A gate
+    is a part of the joint output; its sigmoid and the gated results are kept, too.
+    """
     parts = config.context_parallel
     heads = architecture.num_heads / config.tensor_parallel
     groups = architecture.num_key_value_heads / config.tensor_parallel
     vector = architecture.head_width * VALUE_BYTES[config.dtype]
     joint = (heads + 2 * groups) * vector
+    gates = heads * vector if architecture.gated else 0.0
     queries_and_outputs, keys = 2 * heads * vector, groups * vector
     log_sums = heads * FP32_BYTES
     norms = heads * vector + (heads + groups) * FP32_BYTES if architecture.normed_qk else 0.0
     if parts == 1:
-        return joint + queries_and_outputs + keys + log_sums + norms
+        return joint + 3 * gates + queries_and_outputs + keys + log_sums + norms
     # Keys and values go to each process of the group, so the kernel's values are not a view of the joint output, which is then kept
     # for the norms alone. The outputs exist twice, before and after they go back.
     keys *= parts / math.gcd(parts, int(groups))
     kernel = queries_and_outputs + 2 * keys + log_sums + heads * vector
-    return (kernel + norms + (joint if architecture.normed_qk else 0.0)) / parts
+    return (kernel + norms + (joint if architecture.normed_qk else 0.0) + 3 * gates) / parts
 
 
 def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
@@ -251,8 +282,16 @@ def _activation_bytes(
     A stage has begun one micro-batch for itself and one for each later stage. During its backward pass, a layer holds all of its
     activations, and gradients of about the same size.
     """
-    saved, whole = saved_bytes(architecture, config), layer_bytes(architecture, config)
     in_flight = division.pipeline - stage
     num_layers = architecture.num_layers // division.pipeline
-    kept = in_flight * (num_layers * saved + outer_bytes(architecture, config))
-    return round(config.micro_batch_tokens * (kept + (whole - saved) + whole))
+    num_linear = len(architecture.delta_layers & {*range(stage * num_layers, (stage + 1) * num_layers)})
+    kept, during = outer_bytes(architecture, config), 0.0
+    for is_linear, count in ((False, num_layers - num_linear), (True, num_linear)):
+        if count:
+            saved, whole = (
+                of_layer(architecture, config, is_linear=is_linear) for of_layer in (saved_bytes, layer_bytes)
+            )
+            again = rule_bytes(architecture, config) if is_linear else 0.0
+            kept += count * saved
+            during = max(during, (whole - saved) + whole + 2 * again)
+    return round(config.micro_batch_tokens * (in_flight * kept + during))

@@ -372,7 +372,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 def needs(plan: RunPlan) -> dict[Part, Need]:
     """The needs of every part that can be too small, most important first."""
     recipe, engines = plan.recipe, plan.engines
-    context_bytes = recipe.rollout.limits.context_tokens * engines.kv_bytes_per_token
+    context_bytes = round(engines.context_bytes(recipe.rollout.limits.context_tokens))
     found = (
         Need(
             part="learner GPU",

@@ -1,12 +1,13 @@
 """The counts of operations against torch's own counter, on Hugging Face's model of the same shape."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.trainer.learner.tiny import read_reference
+from tests.trainer.learner.tiny import DELTA_NET, QWEN3_NEXT, read_reference, write_model
 from trainer.learner.architecture import (
     Architecture,
     attention_flops,
@@ -63,6 +64,29 @@ def test_attention_grows_with_the_square_of_each_sample_alone(shape: Architectur
     together, apart = forward_flops(shape, [2000]), forward_flops(shape, [1000, 1000])
     wanted = attention_flops(shape, 2000) - 2 * attention_flops(shape, 1000)
     assert together - apart == wanted > 0
+
+
+def test_linear_attention_grows_with_the_length_of_a_sample(tmp_path: Path) -> None:
+    linear = read_architecture(
+        write_model(tmp_path, "qwen3_5_text", **DELTA_NET | {"layer_types": ["linear_attention"] * 4})
+    )
+    state = 8 * 16 * 24
+    assert attention_flops(linear, 1000) == 1000 * 4 * 3 * 2 * state
+    assert forward_flops(linear, [2000]) == forward_flops(linear, [1000, 700, 300])
+
+
+@pytest.mark.parametrize(("family", "changes"), [("qwen3_5_text", DELTA_NET), ("qwen3_next", QWEN3_NEXT)])
+def test_each_matrix_that_a_token_passes_is_counted(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path, family, **changes)
+    architecture = read_architecture(directory)
+    matrices = 0.0
+    for name, parameter in read_reference(directory).named_parameters():
+        if "embed_tokens" in name or "conv1d" in name or parameter.dim() == 1:
+            continue
+        matrices += parameter.numel() * (3 / 8 if ".experts." in name else 1)
+    assert forward_flops(architecture, [1]) - attention_flops(architecture, 1) == 2 * matrices
 
 
 def test_the_output_layer_counts_at_the_positions_it_runs_at(shape: Architecture) -> None:

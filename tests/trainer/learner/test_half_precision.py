@@ -5,10 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
-from tests.trainer.learner.tiny import config, gradients, make_samples, take_step, trained_throughout
+from tests.trainer.learner.tiny import (
+    DELTA_NET,
+    config,
+    gradients,
+    make_samples,
+    read_export,
+    take_step,
+    train,
+    trained_throughout,
+    write_model,
+)
 from trainer.batching.batch import Sample
+from trainer.learner import export
 from trainer.learner.megatron import Learner
 
 ROUNDING = 0.05
@@ -48,6 +60,39 @@ def test_gradients_of_half_precision_weights_are_summed_in_full_precision(qwen3:
     for name, gradient in gradients(learner).items():
         assert gradient.dtype == torch.float32
         assert not torch.equal(gradient, gradient.bfloat16().float()), name
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_decays_of_linear_attention_keep_full_precision_beside_weights_of_half(
+    tmp_path: Path, distributed_optimizer: bool
+) -> None:
+    directory = write_model(tmp_path / "model", "qwen3_5_text", **DELTA_NET)
+    chosen = config(dtype="bf16", distributed_optimizer=distributed_optimizer)
+    learner = Learner(chosen, model_directory=directory)
+    learner.export(tmp_path / "exported")
+    published, exported = read_export(directory), read_export(tmp_path / "exported")
+    whole = {name for name in published if name.endswith(("A_log", "linear_attn.norm.weight"))}
+    assert {name for name, tensor in exported.items() if tensor.dtype == torch.float32} == whole
+    assert all(torch.equal(exported[name], published[name]) for name in whole)
+    train(learner, 2)
+    learner.save(tmp_path / "checkpoint", b"")
+    losses = train(learner, 2)
+    resumed = Learner(chosen, model_directory=directory)
+    resumed.restore(tmp_path / "checkpoint")
+    assert train(resumed, 2) == losses
+    pairs = zip(learner._model.parameters(), resumed._model.parameters(), strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+
+
+def test_a_conversion_in_half_precision_keeps_the_decays(tmp_path: Path) -> None:
+    directory, half = write_model(tmp_path / "model", "qwen3_5_text", **DELTA_NET), config(dtype="bf16")
+    export.to_checkpoint(directory, tmp_path / "checkpoint", half)
+    export.to_hugging_face(tmp_path / "checkpoint", tmp_path / "back", half, model_directory=directory)
+    published, back = read_export(directory), read_export(tmp_path / "back")
+    for name, tensor in published.items():
+        is_whole = name.endswith(("A_log", "linear_attn.norm.weight"))
+        assert torch.equal(back[name], tensor if is_whole else tensor.bfloat16()), name
 
 
 def joined(samples: tuple[Sample, ...]) -> Sample:

@@ -17,6 +17,8 @@ from tests.trainer.learner.tiny import (
     GLM4_MOE,
     GPT_OSS,
     MINISTRAL3,
+    QWEN3_NEXT,
+    SEEING,
     config,
     largest_difference,
     make_samples,
@@ -41,6 +43,8 @@ CONTEXT, PIPELINE = {"context_parallel": 2}, {"pipeline_parallel": 2}
 EXPERT = {"expert_parallel": 2}
 REPLAY = {"routing_replay": True}
 ADAPTERS = {"lora": LoraConfig(rank=4, alpha=8)}
+UNEVEN = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+"""Layers of which the two halves are not alike, nor have as many parameters."""
 PAIRS: dict[str, dict[str, Any]] = {
     "data": {},
     "data, tensor": TENSOR,
@@ -78,6 +82,16 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         "gpt_oss, sequence": EXPERT | SEQUENCE,
         "gpt_oss, context": EXPERT | CONTEXT,
         "gpt_oss, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
+        "qwen3_next, data": EXPERT,
+        "qwen3_next, sequence": EXPERT | SEQUENCE,
+        "qwen3_next, context": EXPERT | CONTEXT,
+        "qwen3_next, pipeline, distributed optimizer": EXPERT | PIPELINE | {"distributed_optimizer": True},
+        "qwen3_next, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
+        "qwen3_5_moe, sequence": EXPERT | SEQUENCE,
+        "qwen3_5, data, tensor, distributed optimizer": TENSOR | {"distributed_optimizer": True},
+        "qwen3_5, sequence, context": SEQUENCE | CONTEXT,
+        "qwen3_5, tensor, pipeline": TENSOR | PIPELINE,
+        "qwen3_5, context, pipeline, recomputed": CONTEXT | PIPELINE | {"recompute": "full"},
         "glm4, data": EXPERT,
         "glm4, sequence": EXPERT | SEQUENCE,
         "glm4, context": EXPERT | CONTEXT,
@@ -145,6 +159,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "gpt_oss": write_model(tmp_path_factory.mktemp("gpt_oss"), "gpt_oss", **GPT_OSS),
         "glm4": write_model(tmp_path_factory.mktemp("glm4"), "glm4_moe", **GLM4_MOE),
+        # With larger weights, the rounding of the first step shows in the third.
+        "qwen3_next": write_model(
+            tmp_path_factory.mktemp("qwen3_next"), "qwen3_next", **QWEN3_NEXT | {"initializer_range": 0.02}
+        ),
+        "qwen3_5_moe": write_model(
+            tmp_path_factory.mktemp("qwen3_5_moe"),
+            "qwen3_5_moe",
+            **QWEN3_NEXT | SEEING | {"initializer_range": 0.02},
+        ),
+        "qwen3_5": write_model(
+            tmp_path_factory.mktemp("qwen3_5"),
+            "qwen3_5",
+            **SEEING | {"initializer_range": 0.02, "layer_types": UNEVEN},
+        ),
         "tied": tied,
         "replayed": experts,
         "experts": experts,
@@ -246,6 +274,9 @@ def kind_of(name: str) -> str:
         "seed_oss",
         "gpt_oss",
         "glm4",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "qwen3_5",
         "tied",
         "replayed",
         "experts",

@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from tests.trainer.learner.tiny import (
+    DELTA_NET,
     assert_same_run,
     config,
     gradients,
@@ -18,6 +19,7 @@ from tests.trainer.learner.tiny import (
     read_reference,
     reference_logprobs,
     train,
+    write_model,
 )
 from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LoraConfig
@@ -104,6 +106,24 @@ def test_the_adapters_are_those_that_peft_would_make(trained: tuple[Learner, Pat
     first = "base_model.model.model.layers.0.self_attn.q_proj"
     assert tensors[f"{first}.lora_A.weight"].shape == (4, 64)
     assert tensors[f"{first}.lora_B.weight"].shape == (64, 4)
+
+
+def test_adapters_of_gated_attention_and_beside_linear_attention_are_those_of_peft(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", "qwen3_5_text", **DELTA_NET)
+    learner, samples = (
+        Learner(config(lora=TARGETS["all"], lr=1e-2), model_directory=directory),
+        make_samples(),
+    )
+    train(learner, 3)
+    observed = learner.logprobs(samples, 1.0)
+    learner.export(tmp_path / "exported")
+    tensors = load_file(tmp_path / "exported" / "adapter" / "adapter_model.safetensors")
+    assert len(tensors) == 2 * (2 * 4 + 4 * 3), "two layers have attention, all four an MLP"
+    adapted = PeftModel.from_pretrained(read_reference(directory), tmp_path / "exported" / "adapter").eval()
+    for model in (adapted, read_reference(tmp_path / "exported")):
+        for sample, ours in zip(samples, observed, strict=True):
+            expected, kept = reference_logprobs(model, sample).detach().numpy(), sample.trained_T[1:]
+            np.testing.assert_allclose(ours[1:][kept], expected[kept], atol=5e-5)
 
 
 # Quick: a resume goes on bit for bit.

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,23 @@ def test_a_half_precision_gradient_is_that_of_single_precision_rounded(qwen3: Pa
     assert observed.grad is not None
     assert wide.grad is not None
     torch.testing.assert_close(observed.grad, wide.grad.to(torch.bfloat16), rtol=0, atol=0)
+
+
+def test_a_weight_that_is_centred_at_zero_is_the_factor_less_1(qwen3: Path) -> None:
+    vectors, weight, gradient = inputs(torch.float32)
+    architecture = msgspec.structs.replace(read_architecture(qwen3), zero_centred_norms=True)
+    norm = RmsNorm(transformer_config(architecture, config()), WIDTH, eps=1e-6)
+    norm.weight.data = weight.clone()
+    ours, theirs = vectors.clone().requires_grad_(), vectors.clone().requires_grad_()
+    factor = (weight + 1).requires_grad_()
+    observed, expected = norm(ours), F.rms_norm(theirs, (WIDTH,), factor, 1e-6)
+    assert torch.equal(observed, expected)
+    observed.backward(gradient)
+    expected.backward(gradient)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm.weight.grad, factor.grad, rtol=1e-5, atol=1e-6)
+    in_half = norm(vectors.bfloat16())
+    assert torch.equal(in_half, F.rms_norm(vectors.bfloat16().float(), (WIDTH,), factor, 1e-6).bfloat16())
 
 
 @pytest.mark.cpu_only

@@ -1,13 +1,14 @@
 """Tiny random models in Hugging Face directories, and batches for them."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from trainer.batching.batch import Batch, Sample
 from trainer.learner import backend
@@ -70,24 +71,81 @@ GPT_OSS = {
         "original_max_position_embeddings": 8,
     },
 }
+DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "initializer_range": 0.05,  # with 0.2, fp32 and fp64 differ by 7e-5
+    "pad_token_id": None,
+}
+QWEN3_NEXT = DELTA_NET | {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
+SEEING = DELTA_NET | {
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 16,
+    },
+}
 LENGTHS = (7, 33, 2, 20, 12, 28)
 
 
 def write_model(directory: Path, family: str, **changes: Any) -> Path:
-    """A random model of one family, its norms and biases random too, as Hugging Face saves it."""
+    """A random model of one family, its norms and biases random too, as Hugging Face saves it; with a vision tower if `changes` describe
+    one.
+    """
     torch.manual_seed(11)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **(SHAPE | changes))
-    ).float()
+    if "vision_config" in changes:
+        tower = changes.pop("vision_config")
+        described = AutoConfig.for_model(family, text_config=SHAPE | changes, vision_config=tower)
+        model: PreTrainedModel = AutoModelForImageTextToText.from_config(described).float()
+    else:
+        described = AutoConfig.for_model(family, **(SHAPE | changes))
+        model = AutoModelForCausalLM.from_config(described).float()
+    # Norms whose factor is their weight plus 1
+    centred = family.startswith(("qwen3_next", "qwen3_5"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+                around_0 = name.endswith("bias") or (centred and "linear_attn" not in name)
+                parameter.copy_(torch.randn_like(parameter) * 0.1 + (0.0 if around_0 else 1.0))
+            if name.endswith("A_log"):  # from a memory of a hundred positions to none
+                parameter.copy_(torch.linspace(-4, 1, len(parameter)))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(directory)
+    if family == "qwen3_5_moe":
+        _join_experts(directory / "model.safetensors")
     return directory
+
+
+def _join_experts(path: Path) -> None:
+    """The form in which Qwen3.5 is published, one tensor for all experts of a layer; transformers reads it, and saves one for each."""
+    tensors = load_file(path)
+    for layer in {name.partition(".experts.")[0] for name in tensors if ".experts." in name}:
+        gates, ups, downs = (
+            [tensors.pop(name) for name in _of_each(layer, part, tensors)] for part in ("gate", "up", "down")
+        )
+        tensors[f"{layer}.experts.gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], dim=1)
+        tensors[f"{layer}.experts.down_proj"] = torch.stack(downs)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _of_each(layer: str, part: str, names: Collection[str]) -> list[str]:
+    found = (f"{layer}.experts.{expert}.{part}_proj.weight" for expert in range(len(names)))
+    return [name for name in found if name in names]
 
 
 def read_export(directory: Path) -> dict[str, torch.Tensor]:

@@ -14,10 +14,11 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from torch import Tensor, distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from tests.trainer.learner.tiny import make_samples
 from trainer.batching.packing import pack
-from trainer.learner import backend
+from trainer.learner import backend, delta_net
 from trainer.learner.architecture import Architecture
 from trainer.learner.attention import PackedAttention, Positions, Rotary
 from trainer.learner.config import LearnerConfig
@@ -30,6 +31,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Architecture  # the number of layers does not matter
     config: LearnerConfig
     num_positions: int = 64
+    keeps_all: bool = False  # whether linear attention keeps what it otherwise computes again
 
 
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +57,10 @@ class FlashKernel(torch.autograd.Function):
 
 def flash(_self: PackedAttention, query: Tensor, key: Tensor, value: Tensor, _packing: Any) -> Tensor:
     return FlashKernel.apply(query, key, value)
+
+
+def keeping_all(function: Any, *inputs: Any, **_options: Any) -> Tensor:
+    return function(*inputs)
 
 
 def kept_bytes(case: Case, num_layers: int) -> int:
@@ -92,6 +98,7 @@ def count(case: Case) -> Counted:
         create_gloo_process_groups=False,
     )
     initialize_rng_tracker(inference_rng_tracker=True)
+    delta_net.checkpoint = keeping_all if case.keeps_all else checkpoint
     one, two = kept_bytes(case, 1), kept_bytes(case, 2)
     return Counted(layer=(two - one) / case.num_positions, outside=(2 * one - two) / case.num_positions)
 

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.learner.tiny import EXPERTS, GLM4_MOE, GPT_OSS, config, write_model
+from tests.trainer.learner.tiny import (
+    DELTA_NET,
+    EXPERTS,
+    GLM4_MOE,
+    GPT_OSS,
+    QWEN3_NEXT,
+    SEEING,
+    config,
+    write_model,
+)
 from trainer.learner import backend, lora
 from trainer.learner.config import LORA_TARGETS, LoraConfig, LoraTarget
 from trainer.learner.families.registry import read_architecture
@@ -41,6 +50,9 @@ def alone() -> Iterator[None]:
         ("qwen3_moe", EXPERTS),
         ("glm4_moe", GLM4_MOE),
         ("gpt_oss", GPT_OSS),
+        ("qwen3_next", QWEN3_NEXT),
+        ("qwen3_5_text", DELTA_NET),
+        ("qwen3_5_moe", QWEN3_NEXT | SEEING),
         ("mistral", {"head_dim": 32, "sliding_window": None}),
         ("seed_oss", {"head_dim": 32, "pad_token_id": None}),
         ("smollm3", {"pad_token_id": None}),
@@ -63,7 +75,10 @@ def test_every_parameter_of_the_real_model_is_counted_once(
 
 
 @pytest.mark.parametrize("targets", [LORA_TARGETS, ("q_proj", "v_proj", "down_proj")])
-@pytest.mark.parametrize(("family", "changes"), [("qwen3", {"head_dim": 32}), ("qwen3_moe", EXPERTS)])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("qwen3", {"head_dim": 32}), ("qwen3_moe", EXPERTS), ("qwen3_5_text", DELTA_NET)],
+)
 def test_every_parameter_of_the_real_adapters_is_counted(
     family: str, changes: dict[str, object], targets: tuple[LoraTarget, ...], tmp_path: Path
 ) -> None:
@@ -103,6 +118,8 @@ def _without_numbers(name: str) -> str:
         ("SmolLM3-3B", 3.08, 3.08),
         ("GLM-4.5-Air", 106.85, 13.42),
         ("gpt-oss-20b", 20.91, 4.19),
+        ("Qwen3-Coder-Next", 79.67, 3.87),
+        ("Qwen3.5-9B", 8.95, 8.95),
     ],
 )
 def test_known_models_have_the_sizes_that_are_published(name: str, billions: float, active: float) -> None:

@@ -158,6 +158,15 @@ def test_an_engine_holds_what_its_weights_leave_of_the_memory(recipe: Path) -> N
     assert engines.episodes_held(32768) == 8 * (engines.kv_tokens // 32768)
 
 
+def test_linear_attention_keeps_a_state_for_each_request_and_nothing_for_a_token(recipe: Path) -> None:
+    engines = plan_of(recipe, "model=Qwen3.5-9B").engines
+    assert engines.kv_bytes_per_token == 2 * 8 * 4 * 256 * 2
+    assert engines.state_bytes == 24 * (32 * 128 * 128 * 4 + (2 * 16 + 32) * 128 * 3 * 2)
+    free_bytes = engines.usable_bytes - engines.weight_bytes
+    context_bytes = 32768 * engines.kv_bytes_per_token + engines.state_bytes
+    assert engines.episodes_held(32768) == engines.num_engines * (free_bytes // context_bytes)
+
+
 def test_heads_are_held_twice_where_an_engine_has_more_gpus_than_key_value_heads(recipe: Path) -> None:
     assert plan_of(recipe, "plan.engine_gpus=8").engines.kv_bytes_per_token == 2 * 36 * 128 * 2
     changes = ("model=Qwen3-30B-A3B", "plan.engine_gpus=8", "learner.sequence_parallel=true")

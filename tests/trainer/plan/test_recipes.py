@@ -12,7 +12,7 @@ PLANNED = [path for path in sorted(Path("trainer/recipes").glob("*.toml")) if lo
 
 
 def test_there_are_recipes_for_gpus() -> None:
-    assert len(PLANNED) == 11
+    assert len(PLANNED) == 13
 
 
 @pytest.mark.parametrize("path", PLANNED, ids=lambda path: path.stem)

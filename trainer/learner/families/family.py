@@ -67,6 +67,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the models, for people."""
     layer_names: ClassVar[Mapping[str, tuple[str, ...]]] = LAYER_NAMES
     rope_theta_without_key: ClassVar[float] = 10_000.0
+    language_prefix: ClassVar[str] = "model."
+    """What the names of the language model's tensors begin with, except for that of the output layer."""
+    carried_prefixes: ClassVar[tuple[str, ...]] = ()
+    """What the names of tensors begin with that are not trained, and that exports have as they were read."""
+    class_endings: ClassVar[tuple[str, ...]] = ("ForCausalLM",)
+    """The endings of the classes that engines build of such a model; a classifier has the same `model_type`."""
+    neutral_rope_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of NEUTRAL_ROPE_KEYS that change nothing in this family."""
 
     model_type: str
     num_hidden_layers: int
@@ -167,14 +175,17 @@ def _differ(one: object, other: object) -> bool:
 ROPE_TYPES = ("yarn", "llama3")
 
 
-def engine_keys(keys: Mapping[str, Any]) -> Mapping[str, bool]:
-    """The keys of NEUTRAL_KEYS and NEUTRAL_ROPE_KEYS, each with whether `keys`, those of a `config.json`, have it with another value."""
+def engine_keys(keys: Mapping[str, Any], family: type[Family]) -> Mapping[str, bool]:
+    """The keys of NEUTRAL_KEYS and NEUTRAL_ROPE_KEYS, each with whether `keys`, those of a `config.json`, have it with a value that changes
+    what engines compute.
+    """
     rope: Mapping[str, Any] = keys.get("rope_parameters") or keys.get("rope_scaling") or {}
     return {
         **{name: keys.get(name) not in (None, neutral) for name, neutral in NEUTRAL_KEYS.items()},
         **{
             f"a rope {name}": rope.get(name) not in (None, neutral)
             for name, neutral in NEUTRAL_ROPE_KEYS.items()
+            if name not in family.neutral_rope_keys
         },
     }
 

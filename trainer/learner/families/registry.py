@@ -16,6 +16,7 @@ from trainer.learner.families.gpt_oss import GptOss
 from trainer.learner.families.llama import Llama
 from trainer.learner.families.mistral import Ministral3, Mistral
 from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
+from trainer.learner.families.qwen_next import Qwen3Next, Qwen35, Qwen35Mixture, Qwen35Text
 from trainer.learner.families.seed_oss import SeedOss
 from trainer.learner.families.smollm3 import SmolLM3
 
@@ -30,6 +31,10 @@ FAMILIES: Mapping[str, type[Family]] = {
     "smollm3": SmolLM3,
     "glm4_moe": Glm4Mixture,
     "gpt_oss": GptOss,
+    "qwen3_next": Qwen3Next,
+    "qwen3_5": Qwen35,
+    "qwen3_5_text": Qwen35Text,
+    "qwen3_5_moe": Qwen35Mixture,
 }
 
 TRAINED = "; ".join(family.models for family in FAMILIES.values())
@@ -43,9 +48,11 @@ def read_architecture(directory: Path) -> Architecture:
     quantised = directory / "hf_quant_config.json"
     features = {
         **family.unsupported(),
-        **engine_keys(keys),
+        **engine_keys(keys, type(family)),
         f"{quantised.name} beside it": quantised.exists(),
-        f"architectures {keys.get('architectures')}": not _is_language_model(keys.get("architectures")),
+        f"architectures {keys.get('architectures')}": not _is_language_model(
+            keys.get("architectures"), family.class_endings
+        ),
     }
     for feature, is_present in features.items():
         if is_present:
@@ -84,8 +91,8 @@ def _read_family(path: Path, keys: Mapping[str, Any]) -> Family:
         raise ValueError(f"{path}: {error}; take the file that came with the weights") from error
 
 
-def _is_language_model(architectures: object) -> bool:
+def _is_language_model(architectures: object, class_endings: tuple[str, ...]) -> bool:
     """Whether the class that engines build has an output for every token of the vocabulary; a classifier has the same `model_type`."""
     if not isinstance(architectures, list) or not architectures:
         return True
-    return any(str(name).endswith("ForCausalLM") for name in architectures)
+    return any(str(name).endswith(class_endings) for name in architectures)

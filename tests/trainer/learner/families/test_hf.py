@@ -12,10 +12,13 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.trainer.learner.tiny import (
+    DELTA_NET,
     EXPERTS,
     GLM4_MOE,
     GPT_OSS,
     MINISTRAL3,
+    QWEN3_NEXT,
+    SEEING,
     config,
     gradients,
     make_samples,
@@ -95,8 +98,18 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe, as Air": GLM4_MOE
     | {"use_qk_norm": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 2},
     "gpt_oss": GPT_OSS,
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_moe": QWEN3_NEXT | SEEING,
+    "qwen3_next, one value head for a key head": QWEN3_NEXT
+    | {"linear_num_value_heads": 4, "norm_topk_prob": False, "layer_types": None},
 }
-FAMILIES = DENSE | MIXTURES
+LINEAR: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5": SEEING,
+    "qwen3_5_text, tied": DELTA_NET | {"tie_word_embeddings": True, "linear_conv_kernel_dim": 3},
+}
+"""Dense families whose chunks of linear attention are computed in another order than by transformers."""
+FAMILIES = DENSE | MIXTURES | LINEAR
 FAR_POSITION = 32_000
 
 
@@ -211,10 +224,13 @@ def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory:
 
 
 def as_published(names: Collection[str], name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by their `names` in files, where in most families each expert has its own; transformers stacks all experts of a layer."""
-    if name in names:
-        yield name, gradient
-        return
+    """Tensors by their `names` in files, where in most families each expert has its own; transformers stacks all experts of a layer. It
+    names the tensors of a model that also sees as those of its language model.
+    """
+    for published in (name, name.replace("model.", "model.language_model.", 1)):
+        if published in names:
+            yield published, gradient
+            return
     match name.rpartition(".experts."):
         case layer, ".experts.", "gate_up_proj":
             for expert, both in enumerate(gradient):
@@ -234,6 +250,25 @@ def test_weights_come_back_bit_for_bit_from_a_checkpoint(model_directory: Path, 
     before, after = read_export(model_directory), read_export(tmp_path / "back")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("swapped", ["queries and keys", "strengths and decays"])
+def test_swapped_weights_of_a_delta_net_would_be_noticed(tmp_path: Path, swapped: str) -> None:
+    directory = write_model(tmp_path / "model", "qwen3_5_text", **DELTA_NET)
+    shutil.copytree(directory, tmp_path / "swapped")
+    tensors = load_file(directory / hf.SINGLE_FILE)
+    mixed, strengths, decays = (
+        f"model.layers.0.linear_attn.in_proj_{one}.weight" for one in ("qkv", "b", "a")
+    )
+    if swapped == "queries and keys":
+        queries, keys, values = tensors[mixed].split([64, 64, 192])
+        tensors[mixed] = torch.cat([keys, queries, values])
+    else:
+        tensors[strengths], tensors[decays] = tensors[decays], tensors[strengths]
+    save_file(tensors, tmp_path / "swapped" / hf.SINGLE_FILE)
+    tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
+    difference = logits_of(tmp_path / "swapped", tokens) - reference_logits(directory, tokens)
+    assert difference.abs().max() > 0.1
 
 
 @pytest.mark.parametrize(

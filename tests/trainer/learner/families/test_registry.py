@@ -12,6 +12,13 @@ from trainer.learner.model import build_model
 
 GLM = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": True}
+HYBRID = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": None,
+    "rope_parameters": None,
+}
+NEXT = HYBRID | {"num_experts": 8, "num_experts_per_tok": 2}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -44,6 +51,35 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"model_type": "qwen3_next", **NEXT, "decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+        ({"model_type": "qwen3_next", **HYBRID, "num_experts_per_tok": 2}, "num_experts is missing"),
+        ({"model_type": "qwen3_next", **NEXT, "mlp_only_layers": [1]}, "mlp_only_layers"),
+        ({"model_type": "qwen3_next", **NEXT, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
+        (
+            {"model_type": "qwen3_next", **NEXT, "shared_expert_intermediate_size": 0},
+            "shared_expert_intermediate_size 0",
+        ),
+        ({"model_type": "qwen3_5_text", **HYBRID, "attn_output_gate": False}, "attn_output_gate false"),
+        (
+            {
+                "model_type": "qwen3_5_text",
+                **HYBRID,
+                "layer_types": ["linear_attention", "sliding_attention"],
+            },
+            "layer_types .'linear_attention', 'sliding_attention'.",
+        ),
+        (
+            {"model_type": "qwen3_5_text", **HYBRID, "layer_types": ["linear_attention"]},
+            "layer_types of 1 layers",
+        ),
+        (
+            {"model_type": "qwen3_5_text", **HYBRID, "linear_num_value_heads": 5},
+            "linear_num_value_heads 5 for linear_num_key_heads 2",
+        ),
+        (
+            {"model_type": "qwen3_5_text", **HYBRID, "architectures": ["Qwen3_5ForConditionalGeneration"]},
+            "Qwen3_5ForConditionalGeneration",
+        ),
         ({"model_type": "gpt_oss", **OSS, "attention_bias": False}, "attention_bias false"),
         (
             {"model_type": "gpt_oss", **OSS, "layer_types": ["linear_attention", "full_attention"]},
@@ -130,6 +166,46 @@ def test_a_config_without_a_list_of_the_layers_that_rotate_has_one_that_does_not
     keys |= {"model_type": "smollm3", "num_hidden_layers": 7, "no_rope_layer_interval": 3}
     (tmp_path / "config.json").write_bytes(msgspec.json.encode(keys))
     assert read_architecture(tmp_path).unrotated_layers == {2, 5}
+
+
+def test_three_of_four_layers_have_a_delta_net_where_the_config_lists_none(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    keys = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    sections = {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "mrope_section": [1, 1, 2],
+        "mrope_interleaved": True,
+    }
+    keys |= {"num_hidden_layers": 8, "layer_types": None, "rope_parameters": sections}
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": keys | {"model_type": "qwen3_5_text", "architectures": None},
+    }
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(outer))
+    architecture = read_architecture(tmp_path)
+    assert architecture.delta_layers == {0, 1, 2, 4, 5, 6}
+    assert (architecture.rotary_width, architecture.rope_theta) == (4, 1e7)
+    (tmp_path / "config.json").write_bytes(
+        msgspec.json.encode(outer | {"text_config": keys | {"full_attention_interval": 2}})
+    )
+    assert read_architecture(tmp_path).delta_layers == {0, 2, 4, 6}
+
+
+def test_key_heads_of_linear_attention_are_divided_whole(qwen3: Path, tmp_path: Path) -> None:
+    keys = msgspec.json.decode((qwen3 / "config.json").read_bytes())
+    keys |= {"model_type": "qwen3_5_text", **HYBRID, "num_key_value_heads": 4}
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(keys))
+    architecture = read_architecture(tmp_path)
+    assert layout_faults(architecture, config(tensor_parallel=2)) == []
+    assert layout_faults(architecture, config(context_parallel=2)) == []
+    assert [fault.split(":")[0] for fault in layout_faults(architecture, config(tensor_parallel=4))] == [
+        "learner.tensor_parallel = 4 does not divide the model's 2 key heads of linear attention"
+    ]
+    (fault,) = layout_faults(architecture, config(tensor_parallel=2, context_parallel=2))
+    assert "context_parallel = 2 does not divide the model's 1 key heads of linear attention of a" in fault
 
 
 @pytest.mark.parametrize(
