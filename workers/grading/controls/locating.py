@@ -20,7 +20,7 @@ from pipeline.runners import PYTEST
 from pipeline.task import ExitCode, SwebenchLog, Task
 from workers.grading.controls.arrivals import Arrivals, inside
 from workers.grading.controls.placing import read_tests
-from workers.grading.languages.language import DeclaredTest, Form, language, languages_of
+from workers.grading.languages.language import DeclaredTest, Form, LanguageModule, language, languages_of
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.git import GIT
@@ -131,16 +131,19 @@ async def _declared(sandbox: Sandbox, task: Task, of: str, names: Sequence[str])
     files = await _files(sandbox, task, spoken.endings)
     paths = {path for found in files.by_basename.values() for path in found if spoken.may_hold_tests(path)}
     located: dict[str, FoundFunction] = {}
-    for some in (sorted(paths & files.hidden), sorted(paths - files.hidden)):
-        left = [name for name in names if name not in located]
-        texts = await read_tests(sandbox, script, some) if left else {}
-        with suppress(LimitExceeded):
-            located |= await isolation.call(declared_in, of, texts, left, cpu_s=MATCHING_CPU_S)
+    for last in (False, True):
+        for some in (sorted(paths & files.hidden), sorted(paths - files.hidden)):
+            left = [name for name in names if name not in located and _forms(spoken, name, last=last)]
+            texts = await read_tests(sandbox, script, some) if left else {}
+            with suppress(LimitExceeded):
+                located |= await isolation.call(declared_in, of, texts, left, last, cpu_s=MATCHING_CPU_S)
     return located
 
 
-def declared_in(of: str, texts: dict[str, bytes], names: list[str]) -> dict[str, FoundFunction]:
-    """The tests of these names in the sources `texts`. A name that may mean several tests is left out. Call it in a separate process."""
+def declared_in(of: str, texts: dict[str, bytes], names: list[str], last: bool) -> dict[str, FoundFunction]:
+    """The tests of these names in the sources `texts`, by the forms of a name that count `last` or by all others. A name that may mean
+    several tests is left out. Call it in a separate process.
+    """
     spoken = language(of)
     by_key: dict[str, list[tuple[str, DeclaredTest]]] = defaultdict(list)
     computed: list[tuple[str, DeclaredTest]] = []
@@ -162,10 +165,15 @@ def declared_in(of: str, texts: dict[str, bytes], names: list[str]) -> dict[str,
 
     located: dict[str, FoundFunction] = {}
     for name in names:
-        found = next((found for form in spoken.forms(name) if len(found := meant(form)) == 1), None)
+        forms = _forms(spoken, name, last=last)
+        found = next((found for form in forms if len(found := meant(form)) == 1), None)
         if found:
             located[name] = found.pop()
     return located
+
+
+def _forms(spoken: LanguageModule, name: str, *, last: bool) -> list[Form]:
+    return [form for form in spoken.forms(name) if form.is_last == last]
 
 
 def _nearness(place: str, path: str, endings: Iterable[str]) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class Cpp:
                 f"{bare}_tests",
                 "",
             )
-            found += [Form(PROGRAM, place, is_exact=True) for place in dict.fromkeys(places)]
+            found += [Form(PROGRAM, place, is_exact=True, is_last=True) for place in dict.fromkeys(places)]
         return found
 
     def outcomes(self, log: str) -> dict[str, str]:

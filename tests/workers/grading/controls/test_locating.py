@@ -105,3 +105,22 @@ async def test_of_two_files_the_one_with_hidden_tests_is_meant(
     )
     name = "tests/test_twin.py::test_b"
     assert await located(sandboxes, repo_image, verdict, name) == {name: "b/tests/test_twin.py::test_b"}
+
+
+async def test_a_test_of_a_visible_file_is_not_taken_for_the_program_of_the_only_hidden_file(
+    sandboxes: DockerSandboxes, repo_image: RepoImage
+) -> None:
+    verdict = ExitCode(
+        eval_script="g++ -o /tmp/t tests/*.cpp -lgtest_main -lgtest\n/tmp/t\n",
+        protected_paths=("tests/new_test.cpp",),
+    )
+    files = {
+        "tests/new_test.cpp": b"TEST(New, Sums) {}\n",
+        "tests/old_test.cpp": b"TEST(Old, Sums) {}\n",
+    }
+    names = ("New.Sums", "Old.Sums", "program")
+    assert await located(sandboxes, repo_image, verdict, *names, **files) == {
+        "New.Sums": "tests/new_test.cpp::New.Sums",
+        "Old.Sums": "tests/old_test.cpp::Old.Sums",
+        "program": "tests/new_test.cpp::main",
+    }

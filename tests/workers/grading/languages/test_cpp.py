@@ -158,12 +158,12 @@ def test_a_name_of_the_runner_leads_to_its_test(name: str, path: str, function: 
         "tests/test_c.c": b"static void test_sums(void **state) {}\nint main(void) { cmocka_unit_test(test_sums); }\n",
         "tests/test_d.c": b"int main(void) { return 0; }\n",
     }
-    assert declared_in("c", texts, [name]) == {name: FoundFunction(path, function)}
+    assert declared_in("c", texts, [name], function == "main") == {name: FoundFunction(path, function)}
 
 
 def test_a_program_without_a_file_of_its_name_leads_nowhere_among_several() -> None:
     texts = {path: b"int main(void) { return 0; }\n" for path in ("tests/test_a.c", "tests/deep/test_b.c")}
-    assert declared_in("c", texts, ["other", "a"]) == {"a": FoundFunction("tests/test_a.c", "main")}
+    assert declared_in("c", texts, ["other", "a"], True) == {"a": FoundFunction("tests/test_a.c", "main")}
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,14 @@ def test_a_name_of_the_runner_leads_to_its_function(name: str, path: str, functi
             "func TestSuite(t *testing.T) {}\nfunc (s *Suite) TestMethod() {}\n"
         ).encode(),
     }
-    assert declared_in("go", texts, [name]) == {name: FoundFunction(path, function)}
+    assert declared_in("go", texts, [name], False) == {name: FoundFunction(path, function)}
 
 
 def test_a_name_that_two_packages_have_leads_nowhere() -> None:
     texts = {
         path: f"{HEAD}func TestA(t *testing.T) {{}}\n".encode() for path in ("x/a_test.go", "y/a_test.go")
     }
-    assert declared_in("go", texts, ["TestA", "Testing", "no name"]) == {}
+    assert declared_in("go", texts, ["TestA", "Testing", "no name"], False) == {}
 
 
 @pytest.mark.parametrize(
