@@ -218,7 +218,7 @@ class ProblemWriter(Protocol):
 
     @property
     def author(self) -> "Author":
-        """Whom it asks."""
+        """The author that writes them."""
         ...
 
     async def with_problem(self, one: TaskCandidate) -> TaskCandidate:
