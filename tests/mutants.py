@@ -447,7 +447,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant(
             f"{FAMILIES}/family.py",
-            '"quantization_config": bool(self.quantization_config),',
+            '"quantization_config": not _is_readable(self.quantization_config),',
             '"quantization_config": False,',
             "weights in eight bits are read as they are",
         ),

@@ -37,7 +37,7 @@ from trainer.agent_file import (
 )
 from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LossConfig
-from trainer.learner.families.registry import read_architecture
+from trainer.learner.families.registry import has_packed_weights, read_architecture
 from trainer.learner.objectives.own import check_own
 from trainer.recipe import AdmissionRecipe, AnyRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
 from trainer.recipe.loading import about_source, source_words
@@ -190,6 +190,12 @@ def check_learner(recipe: AnyRecipe) -> None:
     faults = layout_faults(read_architecture(directory), recipe.learner)
     if faults:
         raise ValueError("; ".join(faults))
+    if isinstance(recipe, Recipe) and has_packed_weights(directory):
+        raise ValueError(
+            f"model: {directory} has packed weights (quantization_config in config.json), and an engine that was started with them would "
+            f"pack the weights of each version, too: write them in bf16 with `python -m trainer.convert {directory} CHECKPOINT` and "
+            f"`python -m trainer.convert CHECKPOINT DIRECTORY --model {directory}`, and give DIRECTORY"
+        )
     if not any(directory.glob("*.safetensors")):
         raise ValueError(
             f"model: {directory} holds no .safetensors file; give a Hugging Face directory with weights"

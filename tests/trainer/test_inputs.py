@@ -229,6 +229,19 @@ def test_an_objective_that_is_not_there_is_found_before_anything_is_started(plac
         check_learner(given)
 
 
+def test_packed_weights_are_refused_with_the_commands_that_write_them_anew(place: Path) -> None:
+    given = recipe(place, "allow")
+    directory = shutil.copytree(given.model, place / "packed")
+    keys = json.loads((directory / "config.json").read_text())
+    packed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_text(json.dumps(keys | {"quantization_config": packed}))
+    given = replace(given, model=str(directory))
+    with pytest.raises(
+        ValueError, match=r"^model: .* has packed weights .*trainer\.convert .* CHECKPOINT` and `.*--model"
+    ):
+        check_learner(given)
+
+
 def test_what_puts_users_next_to_each_other_is_refused_where_they_take_turns_with_assistants(
     place: Path,
 ) -> None:

@@ -83,6 +83,11 @@ class SafetensorsDirectory:
         return name in self._files
 
     def __getitem__(self, name: str) -> Tensor:
+        """A tensor. A matrix in FP8 is returned as numbers. Raises ValueError if its scales are not those of its blocks."""
+        tensor, scales = self._whole(name), f"{name}_scale_inv"
+        return from_fp8(tensor, self._whole(scales)) if scales in self else tensor
+
+    def _whole(self, name: str) -> Tensor:
         with safe_open(self._file(name), framework="pt") as tensors:
             return tensors.get_tensor(name)
 
@@ -118,6 +123,25 @@ def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     values = torch.cat([MXFP4, -MXFP4])
     numbers = torch.stack([values[(blocks & 15).long()], values[(blocks >> 4).long()]], dim=-1).flatten(-2)
     return torch.ldexp(numbers, scales[..., None].int() - 127).flatten(-2).to(torch.bfloat16)
+
+
+FP8_BLOCK = 128
+"""The rows and the columns of a block of a matrix in FP8 that have one scale."""
+
+
+def from_fp8(matrix: Tensor, scales: Tensor) -> Tensor:
+    """The numbers of a matrix in FP8 (E4M3), fp32 of rows x columns, from `scales` of one number for each block. Raises ValueError if
+    there are not as many as blocks.
+    """
+    rows, columns = matrix.shape
+    blocks = tuple(-(-size // FP8_BLOCK) for size in matrix.shape)
+    if scales.shape != blocks:
+        raise ValueError(
+            f"a matrix of {rows} x {columns} in FP8 has scales of shape {tuple(scales.shape)} instead of {blocks}: take weights with "
+            f"blocks of {FP8_BLOCK} x {FP8_BLOCK}"
+        )
+    spread = scales.float().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    return matrix.float() * spread[:rows, :columns]
 
 
 @torch.no_grad()

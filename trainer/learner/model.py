@@ -28,8 +28,10 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from torch import Tensor, nn
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from torch import Tensor, distributed, nn
 
+from trainer.learner import backend
 from trainer.learner.architecture import Architecture, Experts, layout_faults
 from trainer.learner.attention import OutputGatedAttention, RotaryAttention
 from trainer.learner.config import LearnerConfig
@@ -58,24 +60,71 @@ class RmsNorm(nn.Module):
         return _RmsNorm.apply(inputs, self.weight, self.eps, self._is_zero_centred)
 
 
+class NormOfAllHeads(nn.Module):
+    """Scales the queries or keys of all heads of a layer, taken as one vector, to a root mean square of 1, then by the weight. Each
+    tensor-parallel rank has the weights of its heads, and the ranks add up their squares.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, *, num_heads: int) -> None:
+        super().__init__()
+        self.eps = eps
+        self._parts = config.tensor_model_parallel_size
+        self.weight = nn.Parameter(torch.ones(num_heads // self._parts * hidden_size))
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Normalise vectors of heads x width of a head, the last two dimensions."""
+        inputs = vectors.flatten(-2)
+        if inputs.is_cuda and self._parts == 1:
+            return F.rms_norm(inputs, self.weight.shape, self.weight, self.eps).view(vectors.shape)
+        return _RmsNorm.apply(inputs, self.weight, self.eps, False, self._parts).view(vectors.shape)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The weight in checkpoints that other layouts can read."""
+        assert metadata is not None, "given by checkpoint.py"
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"weight": 0},
+            sharded_offsets,
+            tp_group=backend.tensor_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
 class _RmsNorm(torch.autograd.Function):
+    """`parts` is the number of tensor-parallel ranks that have parts of each vector, of equal size."""
+
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float, is_zero_centred: bool) -> Tensor:
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, eps: float, is_zero_centred: bool, parts: int = 1
+    ) -> Tensor:
         wide = inputs.float()
-        ctx.is_zero_centred = is_zero_centred
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.is_zero_centred, ctx.parts = is_zero_centred, parts
+        scale = torch.rsqrt(_mean(wide.square(), parts) + eps)
         ctx.save_for_backward(inputs, weight, scale)
         return (wide * scale).mul_(_factor(weight, is_zero_centred)).to(inputs.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """The gradient, with n = inputs * scale: d inputs = scale * (g - n * mean(g * n)) for g = gradient * factor."""
         inputs, weight, scale = ctx.saved_tensors
         normed, gradient = inputs.float() * scale, gradient.float()
         of_weight = (gradient * normed).flatten(0, -2).sum(0)
         weighted = gradient * _factor(weight, ctx.is_zero_centred)
-        of_inputs = (weighted - normed * (weighted * normed).mean(-1, keepdim=True)).mul_(scale)
-        return of_inputs.to(inputs.dtype), of_weight.to(weight.dtype), None, None
+        of_inputs = (weighted - normed * _mean(weighted * normed, ctx.parts)).mul_(scale)
+        return of_inputs.to(inputs.dtype), of_weight.to(weight.dtype), None, None, None
+
+
+def _mean(values: Tensor, parts: int) -> Tensor:
+    """The mean over the last dimension, of which each of `parts` ranks has a part."""
+    mean = values.mean(-1, keepdim=True)
+    if parts > 1:
+        distributed.all_reduce(mean, group=backend.tensor_parallel_group())
+        mean /= parts
+    return mean
 
 
 def _factor(weight: Tensor, is_zero_centred: bool) -> Tensor:
@@ -210,7 +259,12 @@ def _layer(architecture: Architecture, experts: Experts | None, *, is_linear: bo
         layer.self_attention.module = OutputGatedAttention
     attention = layer.self_attention.submodules
     attention.core_attention = ModuleSpec(RotaryAttention, params={"architecture": architecture})
-    if architecture.normed_qk:
+    if architecture.normed_together:
+        attention.q_layernorm, attention.k_layernorm = (
+            ModuleSpec(NormOfAllHeads, params={"num_heads": num_heads})
+            for num_heads in (architecture.num_heads, architecture.num_key_value_heads)
+        )
+    elif architecture.normed_qk:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
     return spec
 
@@ -269,7 +323,8 @@ def transformer_config(architecture: Architecture, config: LearnerConfig) -> Tra
         **_activation(architecture),
         add_bias_linear=architecture.biased,
         add_qkv_bias=architecture.biased_qkv,
-        qk_layernorm=architecture.normed_qk,
+        # Megatron would add up the gradients of norms that tensor-parallel ranks divide.
+        qk_layernorm=architecture.normed_qk and not architecture.normed_together,
         attention_output_gate=architecture.gated,
         layernorm_zero_centered_gamma=architecture.zero_centred_norms,
         hidden_dropout=0.0,

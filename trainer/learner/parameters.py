@@ -135,9 +135,12 @@ def _attention(architecture: Architecture) -> Iterator[Shaped]:
     yield "self_attention.linear_qkv.weight", "qkv", (joint, width)
     if architecture.biased_qkv or architecture.biased:
         yield "self_attention.linear_qkv.bias", "qkv", (joint,)
-    if architecture.normed_qk:
+    if architecture.normed_qk and not architecture.normed_together:
         yield "self_attention.q_layernorm.weight", "whole", (head_width,)
         yield "self_attention.k_layernorm.weight", "whole", (head_width,)
+    if architecture.normed_together:
+        yield "self_attention.q_layernorm.weight", "entries", (queries,)
+        yield "self_attention.k_layernorm.weight", "entries", (architecture.num_key_value_heads * head_width,)
     if architecture.sinks:
         yield "self_attention.core_attention.sinks", "entries", (architecture.num_heads,)
     yield "self_attention.linear_proj.weight", "columns", (width, queries)

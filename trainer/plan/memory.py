@@ -119,13 +119,17 @@ def _attention(architecture: Architecture, config: LearnerConfig) -> float:
     queries_and_outputs, keys = 2 * heads * vector, groups * vector
     log_sums = heads * FP32_BYTES
     norms = heads * vector + (heads + groups) * FP32_BYTES if architecture.normed_qk else 0.0
+    if architecture.normed_together:
+        # The keys of all heads are copied to be side by side, so nothing keeps the joint output for them.
+        norms = (heads + groups) * vector + 2 * FP32_BYTES
     if parts == 1:
         return joint + 3 * gates + queries_and_outputs + keys + log_sums + norms
     # Keys and values go to each process of the group, so the kernel's values are not a view of the joint output, which is then kept
     # for the norms alone. The outputs exist twice, before and after they go back.
     keys *= parts / math.gcd(parts, int(groups))
     kernel = queries_and_outputs + 2 * keys + log_sums + heads * vector
-    return (kernel + norms + (joint if architecture.normed_qk else 0.0) + 3 * gates) / parts
+    keeps_joint = architecture.normed_qk and not architecture.normed_together
+    return (kernel + norms + (joint if keeps_joint else 0.0) + 3 * gates) / parts
 
 
 def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
@@ -136,8 +140,10 @@ def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
     if architecture.experts is None:
         return _dense(architecture.mlp_width, config)
     experts = architecture.experts
-    # The product is kept before and after it is weighted. Each chosen token goes to its expert together with its weight and its index.
-    per_choice = (6 * experts.width + architecture.width) * size + 2 * FP32_BYTES + 2 * INDEX_BYTES
+    # The product is kept before and after it is weighted, and of a clamped gate the gate after clamping and its sigmoid. Each chosen token
+    # goes to its expert together with its weight and its index.
+    num_widths = 6 if experts.gate_limit is None else 8
+    per_choice = (num_widths * experts.width + architecture.width) * size + 2 * FP32_BYTES + 2 * INDEX_BYTES
     router = experts.count * (3 * FP32_BYTES + 1)
     routed = (experts.per_token * per_choice + router) / _stream_parts(config)
     return routed + _dense(experts.shared_width, config)

@@ -16,6 +16,7 @@ from tests.trainer.learner.tiny import (
     EXPERTS,
     GLM4_MOE,
     GPT_OSS,
+    MINIMAX_M2,
     MINISTRAL3,
     QWEN3_NEXT,
     SEEING,
@@ -92,6 +93,10 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         "qwen3_5, sequence, context": SEQUENCE | CONTEXT,
         "qwen3_5, tensor, pipeline": TENSOR | PIPELINE,
         "qwen3_5, context, pipeline, recomputed": CONTEXT | PIPELINE | {"recompute": "full"},
+        "minimax_m2, data": EXPERT,
+        "minimax_m2, sequence, distributed optimizer": EXPERT | SEQUENCE | {"distributed_optimizer": True},
+        "minimax_m2, context": EXPERT | CONTEXT,
+        "minimax_m2, sequence, pipeline, recomputed": SEQUENCE | PIPELINE | {"recompute": "full"},
         "glm4, data": EXPERT,
         "glm4, sequence": EXPERT | SEQUENCE,
         "glm4, context": EXPERT | CONTEXT,
@@ -157,6 +162,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "seed_oss": write_model(
             tmp_path_factory.mktemp("seed_oss"), "seed_oss", head_dim=32, pad_token_id=None
         ),
+        "minimax_m2": write_model(tmp_path_factory.mktemp("minimax_m2"), "minimax_m2", **MINIMAX_M2),
         "gpt_oss": write_model(tmp_path_factory.mktemp("gpt_oss"), "gpt_oss", **GPT_OSS),
         "glm4": write_model(tmp_path_factory.mktemp("glm4"), "glm4_moe", **GLM4_MOE),
         # With larger weights, the rounding of the first step shows in the third.
@@ -273,6 +279,7 @@ def kind_of(name: str) -> str:
         "ministral3",
         "seed_oss",
         "gpt_oss",
+        "minimax_m2",
         "glm4",
         "qwen3_next",
         "qwen3_5_moe",

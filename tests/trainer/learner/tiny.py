@@ -52,6 +52,18 @@ GLM4_MOE = {
     "routed_scaling_factor": 2.5,
     "use_qk_norm": True,
 }
+MINIMAX_M2 = {
+    "head_dim": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 32,
+    "rotary_dim": 16,
+    "use_qk_norm": True,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "pad_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+}
 GPT_OSS = {
     "num_hidden_layers": 4,
     "head_dim": 16,

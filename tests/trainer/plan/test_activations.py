@@ -40,6 +40,30 @@ SHAPES = {
         num_key_value_heads=4,
         experts=Experts(count=16, per_token=8, width=768, renormalised=True),
     ),
+    "minimax": shape(
+        "minimax_m2",
+        **{"normed_qk": True, "normed_together": True, "rotary_width": 64},
+        **{"width": 1024, "mlp_width": 0, "num_heads": 16, "num_key_value_heads": 4},
+        experts=Experts(count=16, per_token=8, width=512, renormalised=True, scores="sigmoid", corrected=True),
+    ),
+    "glm": shape(
+        "glm4_moe",
+        **{"biased_qkv": True, "rotary_width": 64},
+        **{"width": 1024, "mlp_width": 4096, "num_heads": 16, "num_key_value_heads": 4},
+        experts=Experts(
+            **{"count": 16, "per_token": 8, "width": 512, "renormalised": True, "scores": "sigmoid"},
+            **{"corrected": True, "weight_factor": 2.5, "shared_width": 512},
+        ),
+    ),
+    "gpt-oss": shape(
+        "gpt_oss",
+        **{"biased": True, "sinks": True, "head_width": 64},
+        **{"width": 1024, "mlp_width": 0, "num_heads": 16, "num_key_value_heads": 4},
+        experts=Experts(
+            **{"count": 16, "per_token": 4, "width": 1024, "renormalised": True, "in_one_tensor": True},
+            gate_limit=7.0,
+        ),
+    ),
 }
 HYBRID: dict[str, Any] = {
     **{"normed_qk": True, "gated": True, "zero_centred_norms": True, "rotary_width": 64, "head_width": 256},
@@ -75,6 +99,13 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biased, selective": ("biased", {"tensor_parallel": 2, "recompute": "selective"}),
     "experts": ("experts", {}),
     "experts, sequence": ("experts", {"tensor_parallel": 2, **SEQUENCE}),
+    "minimax": ("minimax", {}),
+    "minimax, sequence": ("minimax", {"tensor_parallel": 2, **SEQUENCE}),
+    "minimax, context": ("minimax", {"context_parallel": 2}),
+    "glm": ("glm", {}),
+    "glm, sequence": ("glm", {"tensor_parallel": 2, **SEQUENCE}),
+    "gpt-oss": ("gpt-oss", {}),
+    "gpt-oss, sequence": ("gpt-oss", {"tensor_parallel": 2, **SEQUENCE}),
     "gated": ("gated", {}),
     "gated, sequence": ("gated", {"tensor_parallel": 2, **SEQUENCE}),
     "gated, context": ("gated", {"context_parallel": 2}),

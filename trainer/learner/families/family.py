@@ -149,7 +149,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             "use_sliding_window": bool(self.use_sliding_window),
             f"hidden_act {self.hidden_act!r}": self.hidden_act != "silu",
             "attention_dropout": bool(self.attention_dropout),
-            "quantization_config": bool(self.quantization_config),
+            "quantization_config": not _is_readable(self.quantization_config),
         }
 
     @property
@@ -165,6 +165,13 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def rope(self) -> dict[str, Any]:
         """The table of the rotary embedding; empty if there is none."""
         return self.rope_parameters or self.rope_scaling or {}
+
+
+def _is_readable(quantization: Mapping[str, Any] | None) -> bool:
+    """Whether weights of such a type are read: FP8 with a scale for each block of 128 x 128, or none that is packed."""
+    return not quantization or (
+        quantization.get("quant_method") == "fp8" and quantization.get("weight_block_size") == [128, 128]
+    )
 
 
 def _differ(one: object, other: object) -> bool:

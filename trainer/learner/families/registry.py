@@ -14,6 +14,7 @@ from trainer.learner.families.family import Family, engine_keys
 from trainer.learner.families.glm import Glm4Mixture
 from trainer.learner.families.gpt_oss import GptOss
 from trainer.learner.families.llama import Llama
+from trainer.learner.families.minimax import MiniMaxM2
 from trainer.learner.families.mistral import Ministral3, Mistral
 from trainer.learner.families.qwen import Qwen2, Qwen3, Qwen3Mixture
 from trainer.learner.families.qwen_next import Qwen3Next, Qwen35, Qwen35Mixture, Qwen35Text
@@ -31,6 +32,7 @@ FAMILIES: Mapping[str, type[Family]] = {
     "smollm3": SmolLM3,
     "glm4_moe": Glm4Mixture,
     "gpt_oss": GptOss,
+    "minimax_m2": MiniMaxM2,
     "qwen3_next": Qwen3Next,
     "qwen3_5": Qwen35,
     "qwen3_5_text": Qwen35Text,
@@ -63,6 +65,13 @@ def read_architecture(directory: Path) -> Architecture:
         return family.architecture()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def has_packed_weights(directory: Path) -> bool:
+    """Whether the weights have a type of eight or four bits that is read, and that exports do not have. Raises ValueError without a
+    readable `config.json`.
+    """
+    return bool(_read_keys(directory / "config.json").get("quantization_config"))
 
 
 def _read_keys(path: Path) -> dict[str, Any]:

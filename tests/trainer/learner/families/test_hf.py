@@ -16,6 +16,7 @@ from tests.trainer.learner.tiny import (
     EXPERTS,
     GLM4_MOE,
     GPT_OSS,
+    MINIMAX_M2,
     MINISTRAL3,
     QWEN3_NEXT,
     SEEING,
@@ -31,7 +32,7 @@ from tests.trainer.learner.tiny import (
 from trainer.learner import backend, export, hf
 from trainer.learner.attention import Packing, Rotary
 from trainer.learner.config import LossConfig
-from trainer.learner.families.registry import read_architecture
+from trainer.learner.families.registry import has_packed_weights, read_architecture
 from trainer.learner.logprobs import output_weight
 from trainer.learner.megatron import Learner
 from trainer.learner.model import build_model
@@ -97,6 +98,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "glm4_moe": GLM4_MOE,
     "glm4_moe, as Air": GLM4_MOE
     | {"use_qk_norm": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 2},
+    "minimax_m2": MINIMAX_M2,
     "gpt_oss": GPT_OSS,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_moe": QWEN3_NEXT | SEEING,
@@ -225,8 +227,11 @@ def test_log_probs_and_every_gradient_are_those_of_hugging_face(model_directory:
 
 def as_published(names: Collection[str], name: str, gradient: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Tensors by their `names` in files, where in most families each expert has its own; transformers stacks all experts of a layer. It
-    names the tensors of a model that also sees as those of its language model.
+    names the tensors of a model that also sees as those of its language model, and MiniMax's as if it had an MLP.
     """
+    gate, up, down = "gate_proj", "up_proj", "down_proj"
+    if any(".block_sparse_moe." in one for one in names):
+        name, gate, up, down = name.replace(".mlp.", ".block_sparse_moe."), "w1", "w3", "w2"
     for published in (name, name.replace("model.", "model.language_model.", 1)):
         if published in names:
             yield published, gradient
@@ -234,11 +239,11 @@ def as_published(names: Collection[str], name: str, gradient: Tensor) -> Iterato
     match name.rpartition(".experts."):
         case layer, ".experts.", "gate_up_proj":
             for expert, both in enumerate(gradient):
-                for part, half in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True):
+                for part, half in zip((gate, up), both.chunk(2), strict=True):
                     yield f"{layer}.experts.{expert}.{part}.weight", half
         case layer, ".experts.", "down_proj":
-            for expert, down in enumerate(gradient):
-                yield f"{layer}.experts.{expert}.down_proj.weight", down
+            for expert, one in enumerate(gradient):
+                yield f"{layer}.experts.{expert}.{down}.weight", one
 
 
 @pytest.mark.slow
@@ -352,6 +357,37 @@ def test_experts_in_four_bits_are_read_as_transformers_reads_them(tmp_path: Path
     assert exported.keys() == tensors.keys()
     assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
     assert b"quantization_config" not in (tmp_path / "exported" / "config.json").read_bytes()
+
+
+def test_weights_in_eight_bits_are_read_with_the_scale_of_each_block(tmp_path: Path) -> None:
+    # Matrices of 192 have a block that is not full.
+    directory = write_model(tmp_path / "plain", "minimax_m2", **MINIMAX_M2 | {"hidden_size": 192})
+    tensors, packed = load_file(directory / hf.SINGLE_FILE), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(2)
+    for name, tensor in tensors.items():
+        packed[name] = tensor
+        if not name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight")):
+            continue
+        rows, columns = tensor.shape
+        packed[name] = (tensor * 100).to(torch.float8_e4m3fn)
+        scales = torch.rand(-(-rows // 128), -(-columns // 128), generator=generator) / 100
+        packed[f"{name}_scale_inv"] = scales
+        of_each = scales[torch.arange(rows)[:, None] // 128, torch.arange(columns) // 128]
+        tensors[name] = packed[name].float() * of_each
+    save_file(packed, directory / hf.SINGLE_FILE)
+    described = msgspec.json.decode((directory / "config.json").read_bytes())
+    described["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_bytes(msgspec.json.encode(described))
+    Learner(config(), model_directory=directory).export(tmp_path / "exported")
+    exported = load_file(tmp_path / "exported" / hf.SINGLE_FILE)
+    assert exported.keys() == tensors.keys()
+    assert all(torch.equal(exported[name], tensors[name]) for name in tensors)
+    assert not has_packed_weights(tmp_path / "exported")
+
+
+def test_scales_of_other_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"scales of shape \(3, 1\) instead of \(2, 1\)"):
+        hf.from_fp8(torch.zeros(192, 64).to(torch.float8_e4m3fn), torch.ones(3, 1))
 
 
 def test_what_is_exported_untrained_is_what_was_read(model_directory: Path, tmp_path: Path) -> None:

@@ -10,6 +10,16 @@ from trainer.learner.architecture import layout_faults
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.model import build_model
 
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+MINIMAX = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+    "rotary_dim": 16,
+    "use_qk_norm": True,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+}
 GLM = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_bias": True}
 HYBRID = {
@@ -101,6 +111,25 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"model_type": "seed_oss", "attention_out_bias": True}, "attention_out_bias"),
         ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval must be 1 or more"),
         ({"model_type": "glm4_moe", **GLM, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
+        ({"model_type": "minimax_m2", **MINIMAX, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
+        ({"model_type": "minimax_m2", **MINIMAX, "use_qk_norm": False}, "use_qk_norm false"),
+        ({"model_type": "minimax_m2", **MINIMAX, "qk_norm_type": "per_head"}, "qk_norm_type 'per_head'"),
+        ({"model_type": "minimax_m2", **MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ({"model_type": "minimax_m2", **MINIMAX, "use_routing_bias": False}, "use_routing_bias false"),
+        ({"model_type": "minimax_m2", **MINIMAX, "shared_intermediate_size": 8}, "shared_intermediate_size"),
+        ({"model_type": "minimax_m2", **MINIMAX, "attn_type_list": [1, 0]}, "attn_type_list"),
+        (
+            {"model_type": "minimax_m2", **MINIMAX, "partial_rotary_factor": 0.5},
+            "rotary_dim 16 beside partial_rotary_factor 0.5",
+        ),
+        (
+            {
+                "model_type": "minimax_m2",
+                **MINIMAX,
+                "quantization_config": FP8 | {"weight_block_size": [1, 128]},
+            },
+            "quantization_config",
+        ),
         ({"model_type": "glm4_moe", **GLM, "routed_scaling_factor": 0.0}, "routed_scaling_factor 0"),
         ({"model_type": "glm4_moe", **GLM, "n_group": 4, "topk_group": 2}, "n_group 4 with topk_group 2"),
         ({"model_type": "glm4_moe", **GLM, "norm_topk_prob": False}, "norm_topk_prob false"),
