@@ -54,6 +54,8 @@ class Contradiction(Message, frozen=True, kw_only=True):
     renamed: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Whether a control may make it together with another one that may be paired: it was tried alone, and keeps no test from running.
     may_be_paired: bool = False
+    # Whether it may end the process, so that other tests do not run: it did, or others did and it was not tried alone.
+    may_end: bool = False
 
 
 class Calibration(Message, frozen=True, kw_only=True):

@@ -45,7 +45,8 @@ class CommandResult:
     output: bytes
     dropped_bytes: int  # bytes of a longer output's middle, which was never kept in memory
     wall_s: float
-    # The part of `wall_s` in which the machine had no CPU for processes that wanted to run. Nothing in the sandbox can make it grow.
+    # The part of `wall_s` in which the machine had no CPU for processes that wanted to run. While a CPU is idle, nothing in the sandbox can
+    # make it grow; while none is, code that sleeps can, if it wakes whenever the first process looks.
     starved_s: float = field(default=0.0, kw_only=True)
 
 

@@ -1,8 +1,8 @@
 /* Decides, from time to time, whether the container's processes get as much CPU as they would use.
  *
  * A span counts as far as a whole CPU had more time in it than the container used and the machine had idle, and only if a
- * thread of the container is runnable at its end. So time in which code sleeps, waits for a lock or uses CPU does not count;
- * time in which it waits for a CPU does.
+ * thread of the container is runnable at its end. So time in which code sleeps, waits for a lock or uses CPU does not count,
+ * unless no CPU is idle and the code wakes for each look; time in which it waits for a CPU does.
  */
 #define _GNU_SOURCE
 #include "starvation.h"

@@ -120,10 +120,12 @@ class Calibrator:
 def _with_alone(
     calibration: Calibration, alone: Mapping[int, Outcomes | None]
 ) -> tuple[Calibration, list[Contradiction]]:
-    """The calibration with the results of runs with one contradiction, by its id, and the contradictions that were tried so.
+    """The calibration with the results of runs with one contradiction, by its id, and the contradictions that may be tried together: those
+    that were tried alone and kept no test from running.
 
     If at least half of the tests that failed kept others from running, the script ends at the first failure. Otherwise these failures end
-    a process, and such a contradiction is dropped if its tests have others: a wrong patch, too, can end the process.
+    a process, and such a contradiction is dropped if its tests have others that end none: a wrong patch, too, can end the process. Those
+    that were not tried alone may end it, too.
     """
     failed, kept_others = set[str](), set[str]()
     ending: list[int] = []
@@ -136,18 +138,22 @@ def _with_alone(
             ending.append(id(one))
     stops_early = calibration.stops_early or (bool(ending) and 2 * len(kept_others) >= len(failed))
     calibration = replace(calibration, stops_early=stops_early)
-    checked = {
-        id(one): _checked_by(alone[id(one)], one, calibration) if id(one) in alone else one
-        for one in calibration.contradictions
-    }
+    checked: dict[int, Contradiction] = {}
+    for one in calibration.contradictions:
+        may_end = bool(ending) and not stops_early and (id(one) not in alone or id(one) in ending)
+        marked: Contradiction | None = replace(one, may_end=may_end)
+        if id(one) in alone:
+            marked = _checked_by(alone[id(one)], marked, calibration)
+        if marked:
+            checked[id(one)] = marked
+    tried = [one for number, one in checked.items() if number in alone and number not in ending]
+    with_others = {name for one in tried for name in one.fails}
     for number in () if stops_early else ending:
-        ended, checked[number] = checked[number], None
-        others = {name for one in checked.values() if one for name in one.fails}
-        if ended and not others.issuperset(ended.fails):
-            checked[number] = ended
-    kept = {number: one for number, one in checked.items() if one}
-    tried = [one for number, one in kept.items() if number in alone]
-    return replace(calibration, contradictions=tuple(kept.values())), tried
+        if number in checked and with_others.issuperset(checked[number].fails):
+            del checked[number]
+        elif number in checked:
+            with_others.update(checked[number].fails)
+    return replace(calibration, contradictions=tuple(checked.values())), tried
 
 
 async def with_pairs(

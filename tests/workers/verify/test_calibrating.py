@@ -19,7 +19,7 @@ from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.contradictions import FirstOf, changing
 from workers.grading.container import PatchRun
-from workers.grading.controls.drawing import Chance, Outcomes
+from workers.grading.controls.drawing import Chance, Outcomes, strays
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.verify import calibrating
@@ -526,4 +526,30 @@ def test_a_script_ends_at_the_first_failure_if_most_failures_keep_other_tests_fr
     found, tried = calibrating._with_alone(calibration, alone)
     assert found.stops_early is stops_early
     assert "".join(name for one in found.contradictions for name in one.fails) == left
-    assert [*found.contradictions] == tried
+    assert [one for one in found.contradictions if not one.may_end] == (
+        [*found.contradictions] if stops_early else tried
+    )
+
+
+def test_what_was_not_tried_alone_may_end_the_process_where_another_did() -> None:
+    """It is not paired, does not replace one that is known to end the process, and tests that it may keep from running do not stray."""
+    contradictions = tuple(changing("t.go", 10 * place, "4", "5", name) for place, name in enumerate("abcab"))
+    calibration = Calibration(
+        passing=("a", "b", "c"), needing_fix=("a", "b", "c"), contradictions=contradictions
+    )
+    by_name = [FAILS_A, ALL_PASS | FAILS_B, ALL_PASS | {"c": "FAILED"}]
+    alone = {
+        id(one): Outcomes(said, finished=True) for one, said in zip(contradictions, by_name, strict=False)
+    }
+    found, tried = calibrating._with_alone(calibration, alone)
+    assert [(one.fails, one.may_fail, one.may_end) for one in found.contradictions] == [
+        (("a",), (), True),
+        (("b",), (), False),
+        (("c",), (), False),
+        (("a",), (), True),
+        (("b",), (), True),
+    ]
+    assert tried == [*found.contradictions[1:3]]
+    for one in found.contradictions:
+        missing = Outcomes({name: "FAILED" for name in one.fails}, finished=True)
+        assert bool(strays([one], missing, found)) is not one.may_end

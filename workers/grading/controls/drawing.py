@@ -97,7 +97,11 @@ def survivors(drawn: Sequence[Contradiction], control: Outcomes, calibration: Ca
 
 
 def strays(drawn: Sequence[Contradiction], control: Outcomes, calibration: Calibration) -> list[str]:
-    """The tests that need the fix and did not pass in the control run, though nothing that they expect was contradicted."""
+    """The tests that need the fix and did not pass in the control run, though nothing that they expect was contradicted.
+
+    Where the run may end before all tests have run, those that did not run are none of them.
+    """
+    may_end = calibration.stops_early or any(one.may_end for one in drawn)
     touched = {name for one in drawn for name in (*one.fails, *one.may_fail)}
     renamed = {was: name for one in drawn for was, name in one.renamed.items()}
     return [
@@ -105,7 +109,7 @@ def strays(drawn: Sequence[Contradiction], control: Outcomes, calibration: Calib
         for name in calibration.needing_fix
         if name not in touched
         and not control.passed(renamed.get(name, name))
-        and not (calibration.stops_early and name not in control.by_name)
+        and not (may_end and name not in control.by_name)
     ]
 
 

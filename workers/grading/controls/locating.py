@@ -20,7 +20,7 @@ from pipeline.runners import PYTEST
 from pipeline.task import ExitCode, SwebenchLog, Task
 from workers.grading.controls.arrivals import Arrivals, inside
 from workers.grading.controls.placing import read_tests
-from workers.grading.languages.language import DeclaredTest, Form, LanguageModule, language, languages_of
+from workers.grading.languages.language import DeclaredTest, Form, language, languages_of
 from workers.isolation import calls as isolation
 from workers.isolation.calls import LimitExceeded
 from workers.sandbox.git import GIT
@@ -126,23 +126,24 @@ async def locate(sandbox: Sandbox, task: Task, names: Iterable[str]) -> dict[str
 
 
 async def _declared(sandbox: Sandbox, task: Task, of: str, names: Sequence[str]) -> dict[str, FoundFunction]:
-    """The tests of these names in the language `of`, looked for in the hidden tests first."""
+    """The tests of these names in the language `of`."""
     spoken, script = language(of), task.verdict.eval_script
     files = await _files(sandbox, task, spoken.endings)
     paths = {path for found in files.by_basename.values() for path in found if spoken.may_hold_tests(path)}
-    located: dict[str, FoundFunction] = {}
-    for last in (False, True):
-        for some in (sorted(paths & files.hidden), sorted(paths - files.hidden)):
-            left = [name for name in names if name not in located and _forms(spoken, name, last=last)]
-            texts = await read_tests(sandbox, script, some) if left else {}
-            with suppress(LimitExceeded):
-                located |= await isolation.call(declared_in, of, texts, left, last, cpu_s=MATCHING_CPU_S)
-    return located
+    texts = await read_tests(sandbox, script, sorted(paths))
+    hidden = [path for path in texts if path in files.hidden]
+    # Where there are too many other files, those of the hidden tests may still be few enough.
+    for some in (texts, {path: texts[path] for path in hidden}):
+        with suppress(LimitExceeded):
+            return await isolation.call(declared_in, of, some, hidden, list(names), cpu_s=MATCHING_CPU_S)
+    return {}
 
 
-def declared_in(of: str, texts: dict[str, bytes], names: list[str], last: bool) -> dict[str, FoundFunction]:
-    """The tests of these names in the sources `texts`, by the forms of a name that count `last` or by all others. A name that may mean
-    several tests is left out. Call it in a separate process.
+def declared_in(
+    of: str, texts: dict[str, bytes], hidden: list[str], names: list[str]
+) -> dict[str, FoundFunction]:
+    """The tests of these names in the sources `texts`, of which `hidden` hold hidden tests. Where the place in a name fits several files
+    equally well, those with hidden tests are meant. A name that may still mean several tests is left out. Call it in a separate process.
     """
     spoken = language(of)
     by_key: dict[str, list[tuple[str, DeclaredTest]]] = defaultdict(list)
@@ -158,22 +159,27 @@ def declared_in(of: str, texts: dict[str, bytes], names: list[str], last: bool) 
             (path, test) for path, test in computed if test.pattern and test.pattern.fullmatch(form.key)
         ]
         near = {path: _nearness(form.place, path, spoken.endings) for path, _ in tests}
-        if form.is_exact:
-            num_wanted = len(_components(form.place, spoken.endings))
-            return {FoundFunction(path, test.name) for path, test in tests if near[path][0] == num_wanted}
-        return {FoundFunction(path, test.name) for path, test in tests if near[path] == max(near.values())}
+        num_wanted = len(_components(form.place, spoken.endings))
+        most_same = num_wanted if form.is_exact else max((same for same, _ in near.values()), default=0)
+        nearest = {path for path, (same, _) in near.items() if same == most_same}
+        nearest = nearest.intersection(hidden) or nearest
+        if not form.is_exact:
+            most = max((near[path] for path in nearest), default=None)
+            nearest = {path for path in nearest if near[path] == most}
+        return {FoundFunction(path, test.name) for path, test in tests if path in nearest}
 
     located: dict[str, FoundFunction] = {}
     for name in names:
-        forms = _forms(spoken, name, last=last)
-        found = next((found for form in forms if len(found := meant(form)) == 1), None)
-        if found:
-            located[name] = found.pop()
+        is_known = False
+        for form in spoken.forms(name):
+            if form.is_last and is_known:
+                break
+            found = meant(form)
+            is_known = is_known or bool(found)
+            if len(found) == 1:
+                located[name] = found.pop()
+                break
     return located
-
-
-def _forms(spoken: LanguageModule, name: str, *, last: bool) -> list[Form]:
-    return [form for form in spoken.forms(name) if form.is_last == last]
 
 
 def _nearness(place: str, path: str, endings: Iterable[str]) -> tuple[int, int]:

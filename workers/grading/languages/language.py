@@ -55,7 +55,7 @@ class Form:
     place: str = ""  # the end of the path of its file, or of the file's directory, with slashes; "" if the name does not have it
     # Whether only files are meant whose path ends with the whole place. Otherwise those are meant whose paths agree with it longest.
     is_exact: bool = False
-    # Whether it counts only if no file has a test of another form
+    # Whether it counts only if no file has a test of an earlier form
     is_last: bool = False
 
 

@@ -103,6 +103,9 @@ def test_a_test_that_needs_the_fix_and_fails_without_being_contradicted_has_stra
     assert strays([of_a], run(a="FAILED", b="FAILED", c="PASSED"), needing) == ["b"]
     assert strays([of_a], run(a="FAILED", c="PASSED"), needing) == ["b"]
     assert strays([of_a], run(a="FAILED"), replace(needing, stops_early=True)) == []
+    may_end = replace(of_a, may_end=True)
+    assert strays([may_end], run(a="FAILED"), needing) == []
+    assert strays([may_end], run(a="FAILED", b="FAILED"), needing) == ["b"]
 
 
 def test_outcomes_are_the_witnesses_where_it_reported() -> None:

@@ -158,12 +158,33 @@ def test_a_name_of_the_runner_leads_to_its_test(name: str, path: str, function: 
         "tests/test_c.c": b"static void test_sums(void **state) {}\nint main(void) { cmocka_unit_test(test_sums); }\n",
         "tests/test_d.c": b"int main(void) { return 0; }\n",
     }
-    assert declared_in("c", texts, [name], function == "main") == {name: FoundFunction(path, function)}
+    assert declared_in("c", texts, [], [name]) == {name: FoundFunction(path, function)}
 
 
 def test_a_program_without_a_file_of_its_name_leads_nowhere_among_several() -> None:
     texts = {path: b"int main(void) { return 0; }\n" for path in ("tests/test_a.c", "tests/deep/test_b.c")}
-    assert declared_in("c", texts, ["other", "a"], True) == {"a": FoundFunction("tests/test_a.c", "main")}
+    assert declared_in("c", texts, [], ["other", "a"]) == {"a": FoundFunction("tests/test_a.c", "main")}
+
+
+def test_a_program_is_looked_for_in_the_file_of_its_name_before_the_only_hidden_one() -> None:
+    texts = {f"tests/test_{one}.c": b"int main(void) { return 0; }\n" for one in "abc"}
+    found = declared_in("c", texts, ["tests/test_a.c"], ["a", "b", "test_c", "other"])
+    assert {name: one.path for name, one in found.items()} == {
+        "a": "tests/test_a.c",
+        "b": "tests/test_b.c",
+        "test_c": "tests/test_c.c",
+        "other": "tests/test_a.c",
+    }
+
+
+def test_a_test_that_several_files_have_is_no_program() -> None:
+    texts = {f"tests/{one}_test.cpp": b"TEST(Old, Sums) {}\n" for one in "ab"}
+    texts["tests/new_test.cpp"] = b"TEST(New, Sums) {}\n"
+    assert declared_in("c", texts, ["tests/new_test.cpp"], ["Old.Sums"]) == {}
+    hidden = ["tests/a_test.cpp", "tests/new_test.cpp"]
+    assert declared_in("c", texts, hidden, ["Old.Sums", "program"]) == {
+        "Old.Sums": FoundFunction("tests/a_test.cpp", "Old.Sums")
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,10 @@ def test_json_lines_name_tests_with_their_package() -> None:
     )
     assert LANGUAGE.outcomes(log) == {"m/a.TestA": "PASSED"}
     output = '{"Action":"output","Package":"m/a","Test":"TestA","Output":"--- PASS: TestA (0.00s)\\n"}\n'
-    assert LANGUAGE.outcomes(f"{output}{log}--- FAIL: TestB (0.00s)\n") == {"m/a.TestA": "PASSED", "TestB": "FAILED"}
+    assert LANGUAGE.outcomes(f"{output}{log}--- FAIL: TestB (0.00s)\n") == {
+        "m/a.TestA": "PASSED",
+        "TestB": "FAILED",
+    }
 
 
 def test_a_printed_pass_does_not_hide_a_failure() -> None:
@@ -70,14 +73,26 @@ def test_a_name_of_the_runner_leads_to_its_function(name: str, path: str, functi
             "func TestSuite(t *testing.T) {}\nfunc (s *Suite) TestMethod() {}\n"
         ).encode(),
     }
-    assert declared_in("go", texts, [name], False) == {name: FoundFunction(path, function)}
+    assert declared_in("go", texts, [], [name]) == {name: FoundFunction(path, function)}
 
 
 def test_a_name_that_two_packages_have_leads_nowhere() -> None:
     texts = {
         path: f"{HEAD}func TestA(t *testing.T) {{}}\n".encode() for path in ("x/a_test.go", "y/a_test.go")
     }
-    assert declared_in("go", texts, ["TestA", "Testing", "no name"], False) == {}
+    assert declared_in("go", texts, [], ["TestA", "Testing", "no name"]) == {}
+
+
+def test_the_package_in_a_name_decides_and_a_hidden_test_where_there_is_none() -> None:
+    texts = {
+        path: f"{HEAD}func TestA(t *testing.T) {{}}\n".encode() for path in ("x/a_test.go", "y/z/a_test.go")
+    }
+    names = ["m/x.TestA", "m/y/z.TestA", "TestA"]
+    for hidden in ("x/a_test.go", "y/z/a_test.go"):
+        found = declared_in("go", texts, [hidden], names)
+        assert [found[name].path for name in names] == [*texts, hidden]
+    texts |= {path: texts["x/a_test.go"] for path in ("z/a_test.go", "v/a_test.go")}
+    assert declared_in("go", texts, ["z/a_test.go", "v/a_test.go"], ["TestA"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +164,9 @@ def test_a_large_file_is_read_in_linear_time() -> None:
 
 
 def test_a_value_that_the_code_gets_as_well_is_not_changed() -> None:
-    used = "func TestA(t *testing.T) {\n\twant := 5\n\tif got := F(want); got != want {\n\t\tt.Error()\n\t}\n}\n"
+    used = (
+        "func TestA(t *testing.T) {\n\twant := 5\n\tif got := F(want); got != want {\n\t\tt.Error()\n\t}\n}\n"
+    )
     assert {kind for _, kind in contradicted(used)} == {"opposite"}
     names = (
         'func TestA(t *testing.T) {\n\tnames := []string{"a", "b"}\n\tfor _, name := range names {\n\t\tAdd(name)\n\t}\n'

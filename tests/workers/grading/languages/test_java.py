@@ -188,12 +188,12 @@ def test_a_name_of_a_runner_leads_to_its_method(name: str, path: str, function: 
         "src/test/java/demo/CalcTest.java": NESTED.encode(),
         "src/test/java/other/CalcTest.java": other,
     }
-    assert declared_in("java", texts, [name], False) == {name: FoundFunction(path, function)}
+    assert declared_in("java", texts, [], [name]) == {name: FoundFunction(path, function)}
 
 
 def test_a_name_that_is_no_test_leads_nowhere() -> None:
     texts = {"src/test/java/demo/CalcTest.java": NESTED.encode()}
-    assert declared_in("java", texts, ["demo.CalcTest.helper", "CalcTest", "", "no name", " > "], False) == {}
+    assert declared_in("java", texts, [], ["demo.CalcTest.helper", "CalcTest", "", "no name", " > "]) == {}
 
 
 def test_methods_of_a_test_case_of_junit_3_are_tests() -> None:
