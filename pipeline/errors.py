@@ -59,6 +59,8 @@ class RolloutError(Exception):
 
     boundary: ClassVar[Boundary] = "worker"
     transient: ClassVar[bool] = True
+    # Whether it says nothing about other requests, so that it costs a try however many of them fail at the same boundary
+    is_own: ClassVar[bool] = False
 
 
 class SandboxError(RolloutError):

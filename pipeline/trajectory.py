@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.chat import ChatMessage
-from pipeline.errors import Boundary
+from pipeline.errors import Boundary, RolloutError
 from pipeline.message import Count, Float32s, Int32s, Message, UnixSeconds
 from pipeline.request import Claim, Purpose, R, RolloutRequest
 
@@ -178,6 +178,13 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     boundary: Boundary
     message: str
     transient: bool
+    is_own: bool = False  # whether it says nothing about other requests, which fail at the same boundary
+
+    @classmethod
+    def of(cls, error: RolloutError) -> Self:
+        return cls(
+            boundary=error.boundary, message=str(error), transient=error.transient, is_own=error.is_own
+        )
 
 
 Outcome = Submitted | Exhausted | Failed

@@ -231,7 +231,7 @@ class Claimer(Generic[R, T, H]):
         log.warning(
             "%s attempt %d failed at %s: %s", claim.request.id, claim.attempt, failed.boundary, failed.message
         )
-        is_shared = failed.boundary != "engine" or claim.request.blames_engine
+        is_shared = not failed.is_own and (failed.boundary != "engine" or claim.request.blames_engine)
         if (
             failed.transient
             and is_shared

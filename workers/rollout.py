@@ -151,7 +151,7 @@ async def run_rollout(
     except LeaseLost:
         raise
     except RolloutError as error:
-        outcome = Failed(boundary=error.boundary, message=str(error), transient=error.transient)
+        outcome = Failed.of(error)
     return Trajectory(
         claim=replace(claim, request=claim.request.without_calibration()),
         turns=tuple(played.turns),

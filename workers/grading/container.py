@@ -44,6 +44,12 @@ class Starved(GraderError):
     """The tests cannot be judged, because the machine had no CPU for them."""
 
 
+class FailedWhileStarved(Starved):
+    """Tests that do not need the fix failed twice while the machine had no CPU. The patch may be the cause of both."""
+
+    is_own = True
+
+
 @dataclass(frozen=True, slots=True)
 class FinishedTests:
     """The end of a test run that finished in time."""

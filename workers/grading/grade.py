@@ -24,11 +24,11 @@ from pipeline.trajectory import Reward
 from workers.grading import steps
 from workers.grading.container import (
     LOG_KEEP_BYTES,
+    FailedWhileStarved,
     FinishedTests,
     GradingContainer,
     OutOfTime,
     PatchRun,
-    Starved,
 )
 from workers.grading.controls.drawing import Chance, few
 from workers.grading.controls.placing import NotAsCalibrated, alike
@@ -119,7 +119,7 @@ class Grader:
             cpu_s = tested.reward.grade_cpu_s + again.reward.grade_cpu_s
             # A runner's own deadlines run on a machine without CPU, too.
             if again.was_starved and (missing := await failed_by_chance(again, calibration)):
-                raise Starved(
+                raise FailedWhileStarved(
                     f"the machine had no CPU for the tests: {few(missing)} did not pass in two runs"
                 )
             reward = replace(again.reward, decided_by=decided_by, grade_cpu_s=cpu_s)

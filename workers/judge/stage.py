@@ -145,7 +145,7 @@ async def judge_rollout(
     except LeaseLost:
         raise
     except RolloutError as error:
-        failed = Failed(boundary=error.boundary, message=str(error), transient=error.transient)
+        failed = Failed.of(error)
         return failed_judgement(claim, failed, started_at)
     return Judgement(
         claim=claim,

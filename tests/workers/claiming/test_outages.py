@@ -62,6 +62,21 @@ async def test_a_server_that_requests_name_themselves_opens_no_breaker_and_costs
         assert claimer.breakers.paused == ""
 
 
+async def test_a_failure_that_a_patch_may_have_caused_costs_a_try_however_many_requests_have_it(
+    pool: ArqRedis,
+) -> None:
+    asked = [await enqueued(pool, id=f"{samples.RUN}.{number}") for number in range(4)]
+
+    async def probe() -> None:
+        """Docker is well."""
+
+    async with worker(pool, failing("grader", is_own=True), probe=probe) as claimer:
+        for request_id in asked:
+            await until(lambda id=request_id: published(pool, id))
+            assert len(await deadletters.failures(pool, request_id)) == 2
+        assert claimer.breakers.paused == ""
+
+
 async def test_a_full_redis_delays_a_publication_and_holds_claims_back(pool: ArqRedis) -> None:
     request_id, ready = await enqueued(pool), asyncio.Event()
     async with worker(pool, ready_when(ready)) as claimer:

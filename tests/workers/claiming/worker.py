@@ -28,11 +28,11 @@ async def solve(claim: Claim, status: EpisodeStatus) -> Trajectory:
     return samples.trajectory(claim)
 
 
-def failing(boundary: str, *, transient: bool = True) -> Stage:
+def failing(boundary: str, *, transient: bool = True, is_own: bool = False) -> Stage:
+    described = {"type": "failed", "boundary": boundary, "message": "broke", "transient": transient}
+
     async def stage(claim: Claim, status: EpisodeStatus) -> Trajectory:
-        failed = msgspec.convert(
-            {"type": "failed", "boundary": boundary, "message": "broke", "transient": transient}, Failed
-        )
+        failed = msgspec.convert(described | {"is_own": is_own}, Failed)
         return samples.trajectory(claim, turns=(), outcome=failed, reward=None)
 
     return stage

@@ -17,7 +17,7 @@ from tests.workers.attacks.test_attacks import KINDS, UNITTEST_VERDICT, task_of
 from tests.workers.claims import make_claim, make_task
 from tests.workers.conftest import RepoImage
 from tests.workers.grading.patches import FIX, HIDDEN_TESTS, NOTE
-from workers.grading.container import Starved
+from workers.grading.container import FailedWhileStarved
 from workers.grading.grade import Grader
 from workers.sandbox.docker import DockerSandboxes
 from workers.sandbox.protocol import LastResult, Role, Sandbox
@@ -196,7 +196,7 @@ async def test_tests_that_fail_twice_for_want_of_cpu_are_a_failure_of_the_infras
     monkeypatch.setattr(sandboxes, "open", open_one)
     grading = Grader(sandboxes).grade(make_claim(task_with_steady(repo_image)), FIX)
     if starved_share:
-        with pytest.raises(Starved, match="test_steady did not pass in two runs"):
+        with pytest.raises(FailedWhileStarved, match="test_steady did not pass in two runs"):
             await grading
     else:
         assert (await grading).value == 0.0
