@@ -98,6 +98,7 @@ def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
 
     out, whole = tmp_path / "killed", tmp_path / "whole"
     verified = verified_path(out / "tasks.jsonl")
+    killed_when(command(out), lambda: (out / ".work").exists())
     killed_when(command(out), lambda: bool(candidates(out)))
     killed_when(command(out), lambda: any(one.stage == "built" for one in candidates(out)))
     killed_when(command(out), lambda: verified.exists() and bool(read_verified(verified)))
