@@ -111,6 +111,17 @@ def test_a_commit_that_is_no_fix_with_tests_falls_for_a_named_reason(
     assert reason(repository, sha, max_files=5) == why
 
 
+@pytest.mark.parametrize("folder", ["testdata", "calc/testdata/deep", "test_data", "test-data"])
+def test_data_of_tests_belong_to_the_hidden_tests(repository: Repository, folder: str) -> None:
+    sha = repository.commit(
+        "Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, f"{folder}/sums.golden": "4\n"}
+    )
+    history = history_of(repository)
+    split = split_of(history, fix_of(history, sha), PYTHON, max_files=20)
+    assert "golden" not in split.fix
+    assert f"{folder}/sums.golden" in split.test_paths
+
+
 def test_the_first_commit_falls(repository: Repository) -> None:
     assert reason(repository, repository.git("rev-parse", "HEAD")) == "has no parent"
 
