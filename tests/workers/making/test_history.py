@@ -222,6 +222,8 @@ def test_output_of_git_is_read_to_a_limit(repository: Repository) -> None:
 
 def test_a_date_that_is_none_is_refused() -> None:
     assert iso_date("2024-05-31", "--since") == "2024-05-31T00:00:00"
+    assert iso_date("2024-05-31", "--until", is_end=True) == "2024-05-31T23:59:59"
+    assert iso_date("2024-05-31T12:00", "--until", is_end=True) == "2024-05-31T12:00:00"
     with pytest.raises(ValueError, match="--since: 'soon' must be a date"):
         iso_date("soon", "--since")
 
