@@ -166,7 +166,7 @@ def _project(texts: Mapping[str, str]) -> tuple[str, list[str], list[str]]:
     """The name, the requirements and those of the build backend, from pyproject.toml, setup.cfg and setup.py."""
     try:
         pyproject: dict[str, Any] = tomllib.loads(texts.get("pyproject.toml", ""))
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # of what is no TOML, of numbers that are too long, of deep nesting
         pyproject = {}
     project = _table(pyproject.get("project"))
     found = [*_strings(project.get("dependencies"))]
