@@ -40,13 +40,13 @@ _REFERENCE = re.compile(
     rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?",
     re.IGNORECASE | re.MULTILINE,
 )
-_LINKED_TEXT = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]+\)")
+_LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
 _LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
 _HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
 _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?![ \t\n]|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
 _MARKS = " \t+->*$`"  # of a difference, a quotation, a list, a prompt or code at the ends of a line
 _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # which a text may ask for
-_SPAN = re.compile(r"(`+)([^`\n]+)\1")
+_SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
@@ -148,7 +148,7 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
         removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
         text = pattern.sub("", text)
     text = "".join(_kept_sentences(text, added, is_given_away, removed))
-    text = re.sub(r"[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
+    text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     return text, tuple(removed)
 
 

@@ -114,6 +114,11 @@ def test_a_plain_constant_that_a_call_should_return_stays() -> None:
     assert cleaned(text, patch, lambda name: False) == (text, ())
 
 
+@pytest.mark.parametrize("text", [" ", "[", "![", "`", "`a", "a.\u00a0", "\n", "("])
+def test_a_text_that_repeats_itself_is_soon_read(text: str) -> None:
+    cleaned(text * 200_000 + "x", PATCH, lambda name: False)
+
+
 def test_no_words_are_lost_before_blanks_that_do_not_break() -> None:
     text = "It fails.\u00a0Then all is lost!\u2003Good."
     assert cleaned(text, PATCH, lambda name: False) == (text, ())
