@@ -78,7 +78,8 @@ class PythonEcosystem:
     def eval_script(
         self, modules: Iterable[str], left_out: Iterable[str] = (), run: Iterable[str] = ()
     ) -> str:
-        modules, out = tuple(modules), tuple(left_out)
+        # A name that begins like an option would be one.
+        modules, out = [f"./{path}" if path.startswith("-") else path for path in modules], tuple(left_out)
         words = [*(f"--deselect={name}" for name in out), *modules]
         kept = sorted({*run} - {*out})
         # pytest leaves out every test whose name begins so; where that is one too many, all that stay are named.

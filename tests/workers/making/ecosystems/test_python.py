@@ -12,6 +12,10 @@ def test_an_eval_script_names_its_tests_safely() -> None:
     )
 
 
+def test_a_test_module_is_no_option() -> None:
+    assert PYTHON.eval_script(["-p_test.py"]).endswith("pytest ./-p_test.py\n")
+
+
 def test_tests_whose_names_begin_like_one_that_is_left_out_still_run() -> None:
     modules, out = ["tests/test_a.py"], ["tests/test_a.py::test_x"]
     begin = "#!/bin/bash\ncd /workspace || exit 1\npython3 -m pytest "
