@@ -179,7 +179,9 @@ def added_lines(patch: str) -> frozenset[str]:
 
 
 def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
-    """The text without blocks of code, fenced or indented, that repeat an added line or are differences. `added` has lines without blanks."""
+    """The text without blocks of code, fenced or indented, that repeat an added line or are differences. `added` has lines without blanks
+    in them.
+    """
 
     def is_told(line: str) -> bool:
         return not added.isdisjoint(_squeezed(one) for one in (line, line.strip(_MARKS)))

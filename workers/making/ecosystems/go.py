@@ -21,7 +21,10 @@ from workers.making.history import Fallen, GitError, History
 _GRAMMAR = Language(tree_sitter_go.language())
 _NAMES = ("identifier", "field_identifier", "type_identifier", "package_identifier")
 _REQUIRE = re.compile(r"^[ \t]*require[ \t]*(?:\((?P<block>[^)]*)\)|(?P<one>[^\s(].*))", re.MULTILINE)
-_REPLACED = re.compile(r"^[ \t]*(?:replace[ \t(]+)?(?P<module>[^\s()]+)(?:[ \t]+v\S+)?[ \t]+=>[ \t]+\.{1,2}(?:/|\s)", re.MULTILINE)
+_REPLACED = re.compile(
+    r"^[ \t]*(?:replace[ \t(]+)?(?P<module>[^\s()]+)(?:[ \t]+v\S+)?[ \t]+=>[ \t]+\.{1,2}(?:/|\s)",
+    re.MULTILINE,
+)
 _COMMENT = re.compile(r"//.*")
 _IGNORED = re.compile(r"(?:^|/)(?:[._]|testdata/)")  # what go leaves out of a module
 _DIRECTIVE = re.compile(r"//(?:go:|export |line )|//[ \t]*\+build\b")

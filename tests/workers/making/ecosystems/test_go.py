@@ -56,9 +56,13 @@ func TestHalves(t *testing.T) {
         ("func f() int {\n\treturn 1 }", "func f() int {\n\treturn 2 }", False),
         ('var a = "x  y"', 'var a = "x y"', False),
         ("func ExampleF() {\n\tf()\n\t// Output: 1\n}", "func ExampleF() {\n\tf()\n\t// Output: 2\n}", False),
-        ("func ExampleF() {\n\tf()\n\t// Output:\n\t// 1\n}", "func ExampleF() {\n\tf()\n\t// Output:\n\t// 2\n}", False),
+        (
+            "func ExampleF() {\n\tf()\n\t// Output:\n\t// 1\n}",
+            "func ExampleF() {\n\tf()\n\t// Output:\n\t// 2\n}",
+            False,
+        ),
         ("//go:embed a.txt\nvar a string", "//go:embed b.txt\nvar a string", False),
-        ("// int f();\nimport \"C\"", "// long f();\nimport \"C\"", False),
+        ('// int f();\nimport "C"', '// long f();\nimport "C"', False),
     ],
 )
 def test_form_and_comments_of_a_source_mean_nothing(one: str, other: str, same: bool) -> None:
