@@ -42,6 +42,9 @@ from workers.making.problems import (
 from workers.making.reports import report_of_commit, request_of_commit
 from workers.making.stages import Stages, add_making_options, require_positive, run_stages, settings_of
 
+_DECLARED_TEST = re.compile(
+    r"^([-+])[^\n#]*?\b(?:def|class|func)[ \t]+(?:\([^)\n]*\)[ \t]*)?([Tt]est\w+)", re.MULTILINE
+)
 LABELS: Mapping[Stage, str] = {"seen": "commits seen", "candidate": "change code and tests"}
 
 
@@ -83,7 +86,7 @@ def _checked(options: argparse.Namespace) -> Settings:
     require_positive(options, "min_words", "max_commits")
     for name in ("since", "until"):
         if value := getattr(options, name):
-            setattr(options, name, iso_date(value, f"--{name}"))
+            setattr(options, name, iso_date(value, f"--{name}", is_end=name == "until"))
     pulls = hashlib.sha256(options.pulls.read_bytes()).hexdigest() if options.pulls else ""
     return settings_of(
         options,
@@ -151,9 +154,15 @@ class CommitWalk:
                 self.stages.history, fix, self.stages.ecosystem, max_files=self.stages.options.max_files
             )
             one = replace(one, stage="candidate")
-            is_given_away = self.given_away(fix, split)
+            is_given_away, tests = self.given_away(fix, split), _new_tests(split)
             least_words = 0 if self.has_author else self.stages.options.min_words
-            problem = problem_of(fix, discussions, split.fix, is_given_away, least_words=least_words)
+            problem = problem_of(
+                fix,
+                discussions,
+                split.fix,
+                lambda name: name in tests or is_given_away(name),
+                least_words=least_words,
+            )
         except Fallen as fallen:
             return replace(one, reason=fallen.reason, detail=fallen.detail)
         except GitError as error:
@@ -198,6 +207,14 @@ class CommitWalk:
                 new |= ecosystem.names(self.stages.history.blob(change.new))
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
+
+
+def _new_tests(split: Split) -> set[str]:
+    """The names of the tests that only the hidden tests bring."""
+    found = {sign: set[str]() for sign in "-+"}
+    for sign, name in _DECLARED_TEST.findall(split.tests):
+        found[sign].add(name)
+    return found["+"] - found["-"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,9 +255,13 @@ class History:
         return [path.decode("utf-8", "replace").removeprefix(prefix) for path in found.split(b"\0") if path]
 
 
-def iso_date(text: str, option: str) -> str:
-    """The date in ISO format. Git would read a text that is no date as the present time. Raises ValueError naming the option."""
+def iso_date(text: str, option: str, *, is_end: bool = False) -> str:
+    """The date in ISO format; with `is_end`, a day without a time is its last second. Git would read a text that is no date as the present
+    time. Raises ValueError naming the option.
+    """
     try:
-        return datetime.fromisoformat(text).isoformat()
+        found = datetime.fromisoformat(text)
     except ValueError as error:
         raise ValueError(f"{option}: {text!r} must be a date such as 2024-05-31") from error
+    is_day = len(text) <= len("2024-05-31")
+    return (found.replace(hour=23, minute=59, second=59) if is_end and is_day else found).isoformat()

@@ -40,10 +40,13 @@ _REFERENCE = re.compile(
     rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?",
     re.IGNORECASE | re.MULTILINE,
 )
-_LINKED_TEXT = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]+\)")
+_LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
 _LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
 _HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
-_SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?!\s|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
+_SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?![ \t\n]|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
+_MARKS = " \t+->*$`"  # of a difference, a quotation, a list, a prompt or code at the ends of a line
+_PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # which a text may ask for
+_SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
@@ -132,7 +135,8 @@ def words_in(text: str) -> int:
 def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
     """The text without what gives the patch away or leads elsewhere, and what was taken out, each with its kind before a colon."""
     removed: list[str] = []
-    text = _without_code(text.replace("\r\n", "\n"), added_lines(patch), removed)
+    added = frozenset(map(_squeezed, added_lines(patch)))
+    text = _without_code(text.replace("\r\n", "\n"), added, removed)
     for kind, pattern in (
         ("difference", _DIFF),
         ("trailer", _TRAILER),
@@ -143,8 +147,8 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
         text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
         removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
         text = pattern.sub("", text)
-    text = "".join(_kept_sentences(text, is_given_away, removed))
-    text = re.sub(r"[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
+    text = "".join(_kept_sentences(text, added, is_given_away, removed))
+    text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     return text, tuple(removed)
 
 
@@ -175,28 +179,48 @@ def added_lines(patch: str) -> frozenset[str]:
 
 
 def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
-    """The text without blocks of code, fenced or indented, that repeat an added line or are differences."""
+    """The text without blocks of code, fenced or indented, that repeat an added line or are differences. `added` has lines without blanks
+    in them.
+    """
+
+    def is_told(line: str) -> bool:
+        return not added.isdisjoint(_squeezed(one) for one in (line, line.strip(_MARKS)))
 
     def kept(found: re.Match[str]) -> str:
         block = found[0]
         is_diff = block.startswith(("```diff", "```patch")) or re.search(r"^@@ -\d", block, re.MULTILINE)
-        if is_diff or any(line.strip(" \t+") in added for line in block.split("\n")):
+        if is_diff or any(map(is_told, block.split("\n"))):
             removed.append(f"code: {block.strip()}")
             return ""
         return block
 
     text = FENCED.sub(kept, text)
     lines = text.split("\n")
-    repeated = [line for line in lines if line.strip() in added]
-    removed += [f"code: {line.strip()}" for line in repeated]
-    return "\n".join(line for line in lines if line.strip() not in added)
+    removed += [f"code: {line.strip()}" for line in lines if is_told(line)]
+    return "\n".join(line for line in lines if not is_told(line))
 
 
-def _kept_sentences(text: str, is_given_away: Callable[[str], bool], removed: list[str]) -> Iterator[str]:
-    """The sentences of the text without those that name what only the fix brings."""
+def _squeezed(line: str) -> str:
+    """The line without blanks, which people and formatters write as they like."""
+    return "".join(line.split())
+
+
+def _quotes_code(sentence: str, added: frozenset[str]) -> bool:
+    """Whether a sentence has an added line between backquotes, but for one that only returns a plain constant."""
+    spans = (_squeezed(found[2]) for found in _SPAN.finditer(sentence))
+    return any(span in added and not _PLAIN_RESULT.fullmatch(span) for span in spans)
+
+
+def _kept_sentences(
+    text: str, added: frozenset[str], is_given_away: Callable[[str], bool], removed: list[str]
+) -> Iterator[str]:
+    """The sentences of the text without those that quote an added line, or name what only the fix brings."""
     for found in _SENTENCE.finditer(text):
         sentence = found[0]
-        if any(is_given_away(name) for name in names_in_text(sentence)):
+        if _quotes_code(sentence, added):
+            removed.append(f"code: {sentence.strip()}")
+            yield "\n" if sentence.endswith("\n") else ""
+        elif any(is_given_away(name) for name in names_in_text(sentence)):
             removed.append(f"names what the fix brings: {sentence.strip()}")
             yield "\n" if sentence.endswith("\n") else ""
         else:

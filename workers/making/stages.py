@@ -209,8 +209,8 @@ def run_stages(
             kept_if_unwritable=lambda: f"{book.path} has what was found",
         )
     finally:
-        book.close()
         shutil.rmtree(out / SCRATCH, ignore_errors=True)
+        book.close()  # last, because another command may then use the directory
 
 
 class ProblemWriter(Protocol):

@@ -24,7 +24,8 @@ _GIVEN = frozenset({*dir(builtins), "tmp_path", "tmpdir", "monkeypatch", "capsys
 _FAILED = ("AssertionError", "Failed")  # exceptions by which tests notice a wrong result
 _EXPECTING = ("raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns", "assertLogs")
 _SETS_UP = ("setUp", "setup_method", "setup")
-_NAMED_TEST = re.compile(r"(?:::|\.)([Tt]est\w+)")  # as pytest and go name tests
+# As pytest and go name tests; after a slash go has methods of suites.
+_NAMED_TEST = re.compile(r"(?:::|\.|/(?=Test[A-Z_]))([Tt]est\w+|(?:Example|Fuzz)[A-Z]\w*)")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 _TEMPORARY = re.compile(r"/tmp/pytest-of-[^/\s]+/pytest-\d+/[^/\s'\"]+|/tmp/tmp\w+")
 _CUT = re.compile(

@@ -73,6 +73,14 @@ def request_of_bug(bug: PlantedBug) -> str:
 
 def function_of(reply: str, source: bytes, bug: PlantedBug) -> str:
     """The function in a reply, which is the bug's with a bug in it; `source` is that of its file. Raises Unusable."""
+    try:
+        return _usable(reply, source, bug)
+    except RecursionError as error:
+        raise Unusable("it is nested too deeply") from error
+
+
+def _usable(reply: str, source: bytes, bug: PlantedBug) -> str:
+    """The same. Raises RecursionError, too."""
     blocks = _BLOCK.findall(reply)
     if not blocks:
         raise Unusable("it has no block of code")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.workers.making.repositories import Repository
 from workers.making.ecosystems.ecosystem import Declared
 from workers.making.ecosystems.python import declared
@@ -53,6 +55,12 @@ def test_a_repository_without_metadata_is_not_installed(tmp_path: Path) -> None:
         tmp_path, {"calc.py": "", "pyproject.toml": "[tool.ruff]\nline-length = 9\n", "setup.cfg": b"\xff["}
     )
     assert (found.requirements, found.build) == ((), ())
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a = ["])
+def test_a_pyproject_that_cannot_be_read_stops_nothing(tmp_path: Path, text: str) -> None:
+    found = declared_in(tmp_path, {"pyproject.toml": text, "requirements.txt": "six\n"})
+    assert found.requirements == ("six",)
 
 
 def test_a_period_ends_where_the_metadata_changes(tmp_path: Path) -> None:

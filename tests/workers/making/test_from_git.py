@@ -1,11 +1,13 @@
 """The whole way from a repository's history to verified tasks, in containers, and what a kill at any stage leaves."""
 
+import argparse
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from pipeline.request import Limits
 from pipeline.taskfile import gold_path, read_gold, read_tasks, read_verified, standing, verified_path
 from tests.workers.making.commands import candidates, finished, killed_when
 from tests.workers.making.pricing import (
@@ -18,9 +20,32 @@ from tests.workers.making.pricing import (
     with_history,
 )
 from tests.workers.making.repositories import Repository
-from workers.making.candidates import CandidateBook
-from workers.making.stages import TaskProvenance
+from workers.making.candidates import CandidateBook, Settings
+from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
+from workers.making.from_git import CommitWalk
+from workers.making.history import History
+from workers.making.stages import Stages, TaskProvenance
 from workers.tasksets.__main__ import main
+
+
+def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Half cents have to be rounded up, and test_half_cents asks for it.\n\nDiscounts of ten per cent lose one now.",
+        {"pricing.py": ROUNDS, "tests/test_pricing.py": TEST + TEST_HALF},
+    )
+    options = argparse.Namespace(
+        repository=repository.path, pulls=None, only=sha, max_files=20, min_words=3, branch="HEAD"
+    )
+    history = History(repository.path, tmp_path / "borrowed.git")
+    book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
+    CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
+    book.close()
+    (one,) = book.candidates.values()
+    assert one.task is not None
+    assert one.task.problem == "Discounts of ten per cent lose one now."
+    assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
 
 
 @pytest.mark.docker

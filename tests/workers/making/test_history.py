@@ -111,6 +111,17 @@ def test_a_commit_that_is_no_fix_with_tests_falls_for_a_named_reason(
     assert reason(repository, sha, max_files=5) == why
 
 
+@pytest.mark.parametrize("folder", ["testdata", "calc/testdata/deep", "test_data", "test-data"])
+def test_data_of_tests_belong_to_the_hidden_tests(repository: Repository, folder: str) -> None:
+    sha = repository.commit(
+        "Mend", {"calc.py": FIXED, "tests/test_calc.py": NEW_TESTS, f"{folder}/sums.golden": "4\n"}
+    )
+    history = history_of(repository)
+    split = split_of(history, fix_of(history, sha), PYTHON, max_files=20)
+    assert "golden" not in split.fix
+    assert f"{folder}/sums.golden" in split.test_paths
+
+
 def test_the_first_commit_falls(repository: Repository) -> None:
     assert reason(repository, repository.git("rev-parse", "HEAD")) == "has no parent"
 
@@ -211,6 +222,8 @@ def test_output_of_git_is_read_to_a_limit(repository: Repository) -> None:
 
 def test_a_date_that_is_none_is_refused() -> None:
     assert iso_date("2024-05-31", "--since") == "2024-05-31T00:00:00"
+    assert iso_date("2024-05-31", "--until", is_end=True) == "2024-05-31T23:59:59"
+    assert iso_date("2024-05-31T12:00", "--until", is_end=True) == "2024-05-31T12:00:00"
     with pytest.raises(ValueError, match="--since: 'soon' must be a date"):
         iso_date("soon", "--since")
 

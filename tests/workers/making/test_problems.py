@@ -11,6 +11,7 @@ from workers.making.problems import (
     Issue,
     Problem,
     Pull,
+    cleaned,
     joined,
     names_in_text,
     problem_of,
@@ -78,6 +79,49 @@ def test_code_that_repeats_the_fix_goes_and_other_code_stays() -> None:
     )
     assert found.text == "Adding subtracts\n\n```python\nadd(2, 2)  # 0\n```\nMake it:\n\nOr inline:"
     assert all(one.startswith("code: ") for one in found.removed)
+
+
+SHORT = PATCH.replace("_carried(a) + b", "a + b")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "-    return a - b\n+    return a + b",
+        "> return a + b",
+        "- return a + b",
+        "```\n>>> return a+b\n```",
+        "It should be `return a + b`, not minus.",
+        "It should be ``return a+b``!",
+    ],
+)
+def test_a_line_of_the_fix_goes_whatever_is_around_it(told: str) -> None:
+    text, removed = cleaned(f"Adding subtracts.\n\n{told}\n", SHORT, lambda name: False)
+    assert "a + b" not in text
+    assert "a+b" not in text
+    assert text.startswith("Adding subtracts.")
+    assert [one[:6] for one in removed] == ["code: "]
+
+
+def test_an_entry_of_a_list_of_changes_does_not_take_the_message_away() -> None:
+    patch = PATCH.replace("+    return _carried(a) + b", "+- Sums are no differences")
+    assert cleaned("Sums are no differences", patch, lambda name: False) == ("Sums are no differences", ())
+
+
+def test_a_plain_constant_that_a_call_should_return_stays() -> None:
+    text = "It should `return None`."
+    patch = PATCH.replace("_carried(a) + b", "None")
+    assert cleaned(text, patch, lambda name: False) == (text, ())
+
+
+@pytest.mark.parametrize("text", [" ", "[", "![", "`", "`a", "a.\u00a0", "\n", "("])
+def test_a_text_that_repeats_itself_is_soon_read(text: str) -> None:
+    cleaned(text * 200_000 + "x", PATCH, lambda name: False)
+
+
+def test_no_words_are_lost_before_blanks_that_do_not_break() -> None:
+    text = "It fails.\u00a0Then all is lost!\u2003Good."
+    assert cleaned(text, PATCH, lambda name: False) == (text, ())
 
 
 @pytest.mark.parametrize("block", ["```diff\n-old\n+new\n```\n", "@@ -1,2 +1,2 @@\n def add\n-old\n+new\n"])

@@ -133,6 +133,13 @@ def test_names_of_hidden_tests_and_of_their_files_are_found_in_a_problem() -> No
     for text in ("<class 'tests.shop_test.Row'>", "in TestLarge", "test_half fails"):
         assert names_tests(f"It says {text}.", hidden)
     assert not names_tests("shop_tests, test_halves, Large, tests", hidden)
+    in_go = [
+        RanTest(f"example.com/tests/price.{name}", "price_test.go")
+        for name in ("ExampleHalf", "FuzzSum", "TestSuite/TestMethod", "TestTable/case_1")
+    ]
+    for text in ("ExampleHalf", "FuzzSum", "TestSuite", "TestMethod"):
+        assert names_tests(f"It says {text}.", in_go)
+    assert not names_tests("tests of price, case_1, Half", in_go)
 
 
 def test_parameters_of_a_test_have_their_values() -> None:

@@ -75,6 +75,8 @@ def test_line_ends_of_windows_and_other_lines_stay_as_they_are() -> None:
         (replied(SHOWN + "import os\n"), "the block does not parse as one function alone"),
         (replied(SHOWN.replace("+= rate", "+= (")), "the block does not parse"),
         (replied(SHOWN.replace("def total", "def sum")), "another name"),
+        (replied(SHOWN.replace("+= rate", f"+= rate{' + 1' * 1500}")), "it is nested too deeply"),
+        (replied(SHOWN.replace("(1,)", f"1{' + 1' * 1500}")), "it is nested too deeply"),
         (replied(SHOWN.replace("(1,)", "(2,)")), "another name, signature"),
         (replied(SHOWN.replace("@staticmethod\n", "")), "another name, signature, decorator"),
         (replied(SHOWN.replace("The total", "The wrong total")), "docstring"),

@@ -7,7 +7,7 @@ whatever version go.mod names.
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import tree_sitter_go
@@ -21,7 +21,14 @@ from workers.making.history import Fallen, GitError, History
 _GRAMMAR = Language(tree_sitter_go.language())
 _NAMES = ("identifier", "field_identifier", "type_identifier", "package_identifier")
 _REQUIRE = re.compile(r"^[ \t]*require[ \t]*(?:\((?P<block>[^)]*)\)|(?P<one>[^\s(].*))", re.MULTILINE)
+_REPLACED = re.compile(
+    r"^[ \t]*(?:replace[ \t(]+)?(?P<module>[^\s()]+)(?:[ \t]+v\S+)?[ \t]+=>[ \t]+\.{1,2}(?:/|\s)",
+    re.MULTILINE,
+)
 _COMMENT = re.compile(r"//.*")
+_IGNORED = re.compile(r"(?:^|/)(?:[._]|testdata/)")  # what go leaves out of a module
+_DIRECTIVE = re.compile(r"//(?:go:|export |line )|//[ \t]*\+build\b")
+_OUTPUT = re.compile(r"/[/*]\s*(?:unordered )?output:", re.IGNORECASE)
 _CACHE = "/opt/go-build"
 _PERIOD = f"""FROM {{base}}
 ENV GOPROXY=off GOTOOLCHAIN=local GOCACHE={_CACHE}
@@ -43,14 +50,13 @@ class GoEcosystem:
     probe = """git --version >&2 && printf '{"version": "%s"}\\n' "$(go env GOVERSION)" """
 
     def is_module(self, path: str) -> bool:
-        return LANGUAGE.may_hold_tests(path)
+        return LANGUAGE.may_hold_tests(path) and not _IGNORED.search(path)
 
     def meaning(self, source: bytes) -> str | bytes | None:
         root = _parsed(source)
         if root is None:
             return None
-        leaves = (node for node in nodes(root) if not node.child_count and node.type != "comment")
-        return "\0".join(map(text_of, leaves))
+        return "\0".join(_telling(nodes(root), has_c=b'import "C"' in source))
 
     def names(self, source: bytes) -> frozenset[str]:
         root = _parsed(source)
@@ -98,10 +104,27 @@ def _parsed(source: bytes) -> Node | None:
     return None if root.has_error else root
 
 
+def _telling(found: Iterable[Node], *, has_c: bool) -> Iterator[str]:
+    """The texts of the leaves, of comments those alone that go reads: directives, C, and the output that an example must have."""
+    is_output = False
+    for node in found:
+        if node.type == "comment":
+            text = text_of(node)
+            is_output = is_output or _OUTPUT.match(text) is not None
+            if is_output or has_c or _DIRECTIVE.match(text):
+                yield text
+        elif not node.child_count:
+            is_output = False
+            yield text_of(node)
+
+
 def _required(text: str) -> list[str]:
-    """The modules that a go.mod requires."""
-    lines = (found["block"] or found["one"] or "" for found in _REQUIRE.finditer(_COMMENT.sub("", text)))
-    return [words[0] for line in "\n".join(lines).split("\n") if (words := line.split())]
+    """The modules that a go.mod requires, without those that a directory of the repository replaces."""
+    text = _COMMENT.sub("", text)
+    here = {found["module"] for found in _REPLACED.finditer(text)}
+    lines = (found["block"] or found["one"] or "" for found in _REQUIRE.finditer(text))
+    names = (words[0] for line in "\n".join(lines).split("\n") if (words := line.split()))
+    return [name for name in names if name not in here]
 
 
 def _functions(tests: Iterable[str]) -> set[str]:

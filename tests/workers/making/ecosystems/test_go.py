@@ -55,6 +55,14 @@ func TestHalves(t *testing.T) {
         ("func f() int {\n\treturn 1 }", "// F.\nfunc f()   int {\n\treturn   1 /* one */ }", True),
         ("func f() int {\n\treturn 1 }", "func f() int {\n\treturn 2 }", False),
         ('var a = "x  y"', 'var a = "x y"', False),
+        ("func ExampleF() {\n\tf()\n\t// Output: 1\n}", "func ExampleF() {\n\tf()\n\t// Output: 2\n}", False),
+        (
+            "func ExampleF() {\n\tf()\n\t// Output:\n\t// 1\n}",
+            "func ExampleF() {\n\tf()\n\t// Output:\n\t// 2\n}",
+            False,
+        ),
+        ("//go:embed a.txt\nvar a string", "//go:embed b.txt\nvar a string", False),
+        ('// int f();\nimport "C"', '// long f();\nimport "C"', False),
     ],
 )
 def test_form_and_comments_of_a_source_mean_nothing(one: str, other: str, same: bool) -> None:
@@ -92,6 +100,13 @@ def test_an_eval_script_runs_the_packages_of_its_modules_and_leaves_out_whole_fu
         (f"{MOD}require a.example/b v1.0.0\n", {"vendor/modules.txt": "# a.example/b v1.0.0\n"}, ""),
         (f"{MOD}// require a.example/b v1.0.0\n", {}, ""),
         (f"{MOD}\nrequire ()\n", {}, ""),
+        (f"{MOD}require a.example/b v1.0.0\nreplace a.example/b => ./b\n", {}, ""),
+        (f"{MOD}require a.example/b v1.0.0\nreplace (\n\ta.example/b v1.0.0 => ../b\n)\n", {}, ""),
+        (
+            f"{MOD}require a.example/b v1.0.0\nreplace a.example/b => a.example/c v1.0.0\n",
+            {},
+            "needs other modules: a.example/b, and has",
+        ),
     ],
 )
 def test_a_module_must_have_what_it_requires(
@@ -106,6 +121,20 @@ def test_a_module_must_have_what_it_requires(
     with pytest.raises(Fallen) as fallen:
         GO.declared(history, sha, ())
     assert str(fallen.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_module"),
+    [
+        ("a/b_test.go", True),
+        ("testdata/src/a/a_test.go", False),
+        ("_old/a_test.go", False),
+        ("a/.b/a_test.go", False),
+        ("vendor/a/a_test.go", False),
+    ],
+)
+def test_what_go_leaves_out_of_a_module_holds_no_tests_of_it(path: str, is_module: bool) -> None:
+    assert GO.is_module(path) is is_module
 
 
 @pytest.mark.docker

@@ -1,5 +1,7 @@
 """Repositories in Python: names and eval scripts."""
 
+import pytest
+
 from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 
 
@@ -8,6 +10,35 @@ def test_an_eval_script_names_its_tests_safely() -> None:
         "#!/bin/bash\ncd /workspace || exit 1\n"
         "python3 -m pytest '--deselect=tests/test_a.py::test_x[$(x)]' tests/test_a.py\n"
     )
+
+
+def test_a_test_module_is_no_option() -> None:
+    assert PYTHON.eval_script(["-p_test.py"]).endswith("pytest ./-p_test.py\n")
+
+
+def test_tests_whose_names_begin_like_one_that_is_left_out_still_run() -> None:
+    modules, out = ["tests/test_a.py"], ["tests/test_a.py::test_x"]
+    begin = "#!/bin/bash\ncd /workspace || exit 1\npython3 -m pytest "
+    more = ["tests/test_a.py::test_x_more", "tests/test_a.py::test_y"]
+    assert PYTHON.eval_script(modules, out, more) == f"{begin}{more[0]} {more[1]}\n"
+    assert PYTHON.eval_script(modules, out, more[1:]) == f"{begin}--deselect={out[0]} {modules[0]}\n"
+    elsewhere = PYTHON.eval_script(modules, ["test_a.py::test_x"], ["test_a.py::test_x_more"])
+    assert elsewhere == f"{begin}--deselect=test_a.py::test_x {modules[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("raise ValueError('a')", "raise ValueError('b')", False),
+        ("log.warning('a')", "log.warning('b')", False),
+        ('"""A."""\n    return x', '"""B."""  # one\n\n    return (x)', True),
+        ("return x", "return y", False),
+    ],
+)
+def test_tests_notice_messages_and_no_docstrings(one: str, other: str, same: bool) -> None:
+    meanings = [PYTHON.meaning(f"def f(x):\n    {text}\n".encode()) for text in (one, other)]
+    assert None not in meanings
+    assert (meanings[0] == meanings[1]) is same
 
 
 def test_names_are_those_of_all_kinds_and_none_of_what_does_not_parse() -> None:
