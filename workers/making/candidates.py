@@ -171,6 +171,9 @@ def _must_equal(found: Settings, wanted: Settings | None, path: Path) -> None:
     )
 
 
+_REASON_OF = {"fallen": "", "failed": "to be tried again: ", "open": "not tried yet"}
+
+
 def funnel(book: CandidateBook, labels: Mapping[Stage, str]) -> Iterator[str]:
     """The lines of the report: how many candidates passed each stage, and why the others fell, each reason with an example.
 
@@ -182,8 +185,8 @@ def funnel(book: CandidateBook, labels: Mapping[Stage, str]) -> Iterator[str]:
             break
         reasons: dict[str, list[TaskCandidate]] = defaultdict(list)
         for one in book.candidates.values():
-            if one.stage == stage and one.outcome in ("fallen", "failed"):
-                reasons[("" if one.outcome == "fallen" else "to be tried again: ") + one.reason].append(one)
+            if one.stage == stage and one.outcome != "kept":
+                reasons[_REASON_OF[one.outcome] + one.reason].append(one)
         for reason, fallen in sorted(reasons.items(), key=lambda pair: (-len(pair[1]), pair[0])):
             detail = f": {fallen[0].detail[:100]}" if fallen[0].detail else ""
             yield visible_line(

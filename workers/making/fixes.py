@@ -24,6 +24,7 @@ class Fix:
     base: str
     head: Commit
     commits: tuple[Commit, ...]  # newest first; several are one pull request
+    is_part: bool = False  # whether earlier commits of the pull request are not among those of the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ def _candidate_changes(history: History, fix: Fix, ecosystem: Ecosystem, max_fil
     """The changed files. Raises Fallen with the reason why the fix is no candidate, cheapest questions first."""
     if not fix.base:
         raise Fallen("has no parent")
+    if fix.is_part:
+        raise Fallen(
+            "only a part of its pull request is among the commits", "--max-commits, --since or --only cuts it"
+        )
     if any(_BOT.search(f"{one.author} {one.email}") for one in fix.commits):
         raise Fallen("by a bot", fix.head.author)
     try:

@@ -92,6 +92,10 @@ class CandidateProber:
         names = first.by_name.keys() | second.by_name.keys()
         failing = {name for name in names if first.failed(name) or second.failed(name)}
         left_out = {name for name in failing | (flaky & names) if ecosystem.may_leave_out(name)}
+        if not any(first.passed(name) and second.passed(name) for name in names - left_out):
+            raise Fallen(
+                "all its tests fail with the fix or flake", _end_of(", ".join(sorted(left_out)).encode())
+            )
         return tuple(sorted(left_out)), tuple(sorted(names - left_out))
 
     async def _twice(self, task: Task, patch: bytes, reason: str) -> tuple[Outcomes, Outcomes]:

@@ -251,5 +251,6 @@ def joined(commits: tuple[Commit, ...], discussions: Discussions) -> Iterator[Fi
         ):
             end += 1
         run = commits[at:end]
-        yield Fix(run[-1].parents[0] if run[-1].parents else "", run[0], run)
+        base = run[-1].parents[0] if run[-1].parents else ""
+        yield Fix(base, run[0], run, is_part=number is not None and pull_of.get(base) == number)
         at = end

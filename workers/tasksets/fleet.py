@@ -32,7 +32,7 @@ _FILES_CHANGED = re.compile(
 _NO_TESTS = re.compile(r"latest|fastest|greatest|contest|attest|protest|detest", re.IGNORECASE)
 _TESTS = re.compile(r"test|(?:^|[/_.-])specs?(?:[/_.-]|$)", re.IGNORECASE)
 _PLACED_AS_TEST = re.compile(
-    r"(?:^|/)(?:tests?|testing|test[_-]?data|__tests__|specs?)/|(?:^|/)(?:test_|conftest\.)[^/]*$|(?:[_.-](?:test|spec)|Tests?)\.\w+$"
+    r"(?:^|/)(?:tests?|testing|test[_-]?(?:data|utils?|helpers?)|__tests__|specs?)/|(?:^|/)(?:test_|conftest\.)[^/]*$|(?:[_.-](?:test|spec)|Tests?)\.\w+$"
 )
 
 

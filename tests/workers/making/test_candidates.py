@@ -69,6 +69,7 @@ def test_the_funnel_counts_each_step_with_reasons_and_an_example(tmp_path: Path)
         "         -1  changes no tests (such as aaaaaaaaaaaa)",
         "      4  change code and tests",
         "      4  have a problem",
+        "         -1  not tried yet (such as bbbbbbbbbbbb)",
         "         -1  to be tried again: could not be built or run (such as dddddddddddd)",
         "      2  built and run",
         "         -1  is not ok (such as cccccccccccc: a␊b)",

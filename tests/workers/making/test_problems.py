@@ -167,6 +167,8 @@ def test_commits_of_one_pull_request_are_one_fix() -> None:
         ("b", ["d", "c"]),
         ("a", ["b"]),
     ]
+    assert [one.is_part for one in fixes] == [False, False]
+    assert [one.is_part for one in joined(line[:1], Discussions({1: pull}))] == [True]
 
 
 @pytest.mark.parametrize(

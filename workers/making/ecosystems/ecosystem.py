@@ -18,7 +18,10 @@ class Declared:
     """What the metadata of a commit declares. `left_out` has what is no plain requirement of a package index."""
 
     requirements: tuple[str, ...] = ()
-    build: tuple[str, ...] = ()  # what the build backend needs; empty if the repository cannot be installed
+    # What the build backend of Python needs, empty if the repository cannot be installed; flags that go must have
+    build: tuple[str, ...] = ()
+    wants: str = ""  # the version of the language that the metadata ask for
+    reads: str = ""  # the oldest version of its tools that can read them; "" for any
     left_out: tuple[str, ...] = ()
     fingerprint: str = ""
 

@@ -8,6 +8,7 @@ from infra.images.build import IMAGES, ensure_image
 from pipeline.taskfile import read_gold, read_tasks, read_verified, verified_path
 from tests.workers.making.commands import candidates, finished
 from tests.workers.making.repositories import Repository
+from workers.making.ecosystems.ecosystem import BaseEnvironment
 from workers.making.ecosystems.go import ECOSYSTEM as GO
 from workers.making.history import Fallen, History
 
@@ -89,6 +90,8 @@ def test_an_eval_script_runs_the_packages_of_its_modules_and_leaves_out_whole_fu
         modules, ["TestBad/case_1"], ["TestBad", "TestBad/case_2", "TestGood", "x.TestFine"]
     )
     assert script == f"{begin}'-run=^(TestFine|TestGood)$' . ./a/b\n"
+    with pytest.raises(Fallen, match="all its test functions have a test that"):
+        GO.eval_script(modules, ["TestBad/case_1"], ["TestBad", "TestBad/case_2"])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,44 @@ def test_a_module_must_have_what_it_requires(
     with pytest.raises(Fallen) as fallen:
         GO.declared(history, sha, ())
     assert str(fallen.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found", "is_refused"),
+    [
+        ("go 1.18", "go1.19.8", False),
+        ("go 1.21", "go1.19.8", False),
+        ("go 1.21.0", "go1.19.8", True),
+        ("go 1.21\ntoolchain go1.22.1", "go1.19.8", True),
+        ("go 1.23", "go1.24.4", False),
+        ("go 1.25", "go1.24.4", True),
+        ("go 1.24.5 // the newest", "go1.24.4", True),
+        ("", "go1.24.4", False),
+    ],
+)
+def test_a_module_for_a_newer_go_is_refused_before_anything_is_built(
+    tmp_path: Path, metadata: str, found: str, is_refused: bool
+) -> None:
+    repository = Repository.at(tmp_path / "price")
+    sha = repository.commit("Begin", {"go.mod": f"module m\n\n{metadata}\n", "price.go": PRICE})
+    needs = GO.declared(History(repository.path, tmp_path / "borrowed.git"), sha, ())
+    base = BaseEnvironment("base", "", {"version": found})
+    if is_refused:
+        with pytest.raises(Fallen, match="needs a newer go than the base image has"):
+            GO.fetch(needs, base, "", tmp_path)
+    else:
+        GO.fetch(needs, base, "", tmp_path)
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("go 1.13", True), ("", True), ("go 1.14", False)])
+def test_go_is_told_to_use_the_vendored_modules_where_it_would_not(
+    tmp_path: Path, version: str, is_told: bool
+) -> None:
+    repository = Repository.at(tmp_path / "price")
+    mod = f"module m\n\n{version}\n\nrequire a.example/b v1.0.0\n"
+    sha = repository.commit("Begin", {"go.mod": mod, "vendor/modules.txt": "# a.example/b v1.0.0\n"})
+    needs = GO.declared(History(repository.path, tmp_path / "borrowed.git"), sha, ())
+    assert GO.install(needs).startswith("ENV GOFLAGS=-mod=vendor\n") is is_told
 
 
 @pytest.mark.parametrize(
