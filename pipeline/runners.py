@@ -16,6 +16,8 @@ _LAUNCHERS = (
     r"|(?:python|pypy)[\d.]*|timeout(?:\s+-[ks]\s+\S+|\s+-\S+)*\s+[\d.]+[smhd]?|env(?:\s+\w+=\S*)*|exec|nice|xargs|yarn|pnpm"
 )
 _OPTIONS = r"(?:\s+-[WXC]\s+\S+|\s+--?[^\s-]\S*)*"
+# A shell that is given a text, which is the second group
+_SHELL = re.compile(r"\b(?:ba|da|k|z)?sh(?:\s+-[\w-]+)*\s+-\w*c\s+(['\"])(.*?)\1", re.DOTALL)
 NOTHING = re.compile(r"(?!)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PARTS = re.compile(r"&&|\|\||[;|\n]")
@@ -122,10 +124,13 @@ class Runner:
 
     @property
     def _starts(self) -> str:
+        # npx takes a version after the program.
+        version = r"(?:@[\w.^~-]+)?" if self.language == "javascript" else ""
         forms = [
             rf"{_OPTIONS}\s+".join(re.escape(word).replace(r"\*", r"[\w:.-]*") for word in form.split())
             for form in (*self.commands, *self.scripts)
         ]
+        forms = [re.sub(r"^[^\s\\]+", lambda found: found[0] + version, form) for form in forms]
         forms += [rf"-m\s+{re.escape(module)}(?:\.\w+)*" for module in self.modules]
         return "|".join(forms) or NOTHING.pattern
 
@@ -504,6 +509,7 @@ def uses(script: str, programs: Iterable[str]) -> bool:
 
 def run_by(text: str) -> Iterator[Runner]:
     """The runners that the commands of a shell's text run. Commands that install them or only name them do not count."""
+    text = _SHELL.sub(lambda found: f"\n{found[2]}\n", text)
     parts = (_COMMENT.sub("", part).strip() for part in _PARTS.split(text))
     running = [part for part in parts if not _LOOKS.match(part) and not _INSTALLS.search(part)]
     return (runner for runner in RUNNERS if any(runner.named.search(part) for part in running))

@@ -19,6 +19,7 @@ COMMANDS = {
     "tox -e py311": "tox",
     "nox -s tests": "nox",
     "npx jest src": "jest",
+    "npx -y jest@29.7 src": "jest",
     "vitest": "vitest",
     "node_modules/.bin/mocha": "mocha",
     "npx ava --tap": "ava",
@@ -58,6 +59,13 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
     assert started in run_by(f"cd lib && {command} 2>&1 | tail")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_shell_is_given_as_text_is_run(command: str) -> None:
+    started = started_by(command)
+    for text in (f"bash -c '{command}'", f'bash -lc "cd lib && {command}"'):
+        assert started in run_by(text)
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -70,6 +78,8 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
             "node test.js",
             "which pytest",
             "echo pytest",
+            "python -c 'import pytest'",
+            'python -c "import os; import pytest"',
         ),
         *(
             "cargo build",

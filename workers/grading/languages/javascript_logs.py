@@ -18,6 +18,7 @@ _SEPARATOR = re.compile(r"\s(?:>|\u203a|»|\|)\s")
 _DURATION = re.compile(
     r"\s+(?:\(\d+(?:\.\d+)?\s?m?s\)|\[\d+(?:\.\d+)?\s?m?s\]|\d+(?:\.\d+)?m?s|# time=[\d.]+m?s(?: \{)?)$"
 )
+_AGAIN = re.compile(r" \((?:retry|repeat) x\d+\)")  # what vitest adds to a test that ran more than once
 _JOINT = " \u203a "  # between titles, in ava and the failures of jest
 _LONGEST = 2000  # longest line that may name a test
 _GLYPHS = {
@@ -63,7 +64,7 @@ def forms(name: str) -> list[Form]:
 
 def outcomes(log: str) -> dict[str, str]:
     """The outcome of each test in a log, by its name there."""
-    plain = _ANSI.sub("", log)
+    plain = _AGAIN.sub("", _ANSI.sub("", log))
     found = [*_LogReader().read(plain), *_reported(plain)]
     return joined((" ".join(name.split()), outcome) for name, outcome in found if name)
 

@@ -100,13 +100,13 @@ PASS j/b.test.js
 VITEST = """
  RUN  v3.2.7 /testbed
 
- ✓ v/a.test.ts > outer > first 4ms
+ ✓ v/a.test.ts > outer > first 4ms (retry x2)
  × v/a.test.ts > outer > inner > fails 26ms
    → expected 1 to be 2 // Object.is equality
  ↓ v/a.test.ts > outer > inner > skipped
  ❯ v/b.test.ts (2 tests | 1 failed) 421ms
    \x1b[32m✓\x1b[39m outer > second 3ms
-   × outer > third 10ms
+   × outer > third (retry x1) (repeat x1) 10ms
  ✓ v/c.test.ts (3 tests) 7ms
 
  FAIL  v/d.test.ts > lost
