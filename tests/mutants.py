@@ -428,6 +428,24 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "families": [
         Mutant(
+            f"{FAMILIES}/minimax.py",
+            "normed_qk=True, normed_together=True",
+            "normed_qk=True",
+            "each of MiniMax's heads is normalised by itself",
+        ),
+        Mutant(
+            f"{FAMILIES}/minimax.py",
+            "return self.rotary_dim or self.head_width",
+            "return self.head_width",
+            "MiniMax's heads are rotated as a whole",
+        ),
+        Mutant(
+            "trainer/learner/hf.py",
+            "return matrix.float() * spread[:rows, :columns]",
+            "return matrix.float() / spread[:rows, :columns]",
+            "weights in eight bits are divided by their scales",
+        ),
+        Mutant(
             f"{FAMILIES}/family.py",
             'rope.get("rope_theta") or self.rope_theta or',
             "self.rope_theta or",
