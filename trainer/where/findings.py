@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "curriculum.kind",
-        'Set it to "signal" if it is not, or leave out tasks that are always or never solved: groups without a signal take slots and are thrown away.',
+        'Set it to "signal" if it is not, or leave out tasks always or never solved: groups without a signal take slots for nothing.',
         lambda known: known.waited_s(BUSY) * known.dropped_share,
     ),
     (
