@@ -17,13 +17,16 @@ _LAUNCHERS = (
 )
 _OPTIONS = r"(?:\s+-[WXC]\s+\S+|\s+--?[^\s-]\S*)*"
 # A shell that is given a text, which is the second group
-_SHELL = re.compile(r"\b(?:ba|da|k|z)?sh(?:\s+-[\w-]+)*\s+-\w*c\s+(['\"])(.*?)\1", re.DOTALL)
+_SHELL = re.compile(
+    r"\b(?:ba|da|k|z)?sh(?:\s+-\w*o\s+\w+|\s+-[\w-]+)*\s+-\w*c\s+(['\"])(.*?)\1", re.DOTALL
+)
 NOTHING = re.compile(r"(?!)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PARTS = re.compile(r"&&|\|\||[;|\n]")
 # Commands that name runners without running them.
 _INSTALLS = re.compile(
-    r"(?:^|[\s/])(?:pip[\d.]*|conda|mamba|apt-get|apt|uv|poetry|pdm|npm|yarn|pnpm)(?:\s+-\S+|\s+pip|\s+tool)*\s+(?:install|add)\b"
+    r"(?:^|[\s/])(?:pip[\d.]*|conda|mamba|apt-get|apt|uv|poetry|pdm|npm|yarn|pnpm)(?:\s+-\S+|\s+pip|\s+tool)*\s+"
+    r"(?:(?:install|add)\b|i\s)"
 )
 _LOOKS = re.compile(
     r"[(\s]*(?:git|echo|printf|which|type|command\s+-[vV]|export|\[|cat|cd|chmod|cp|javac|ln|ls|mkdir|mv|rm|tar|touch)(?:\s|$)"
@@ -120,7 +123,7 @@ class Runner:
 
     def is_used_by(self, script: str) -> bool:
         """Whether a shell script may use it or one of its programs, for any purpose."""
-        return uses(script, self.programs) or self.named.search(script) is not None
+        return uses(script, self.programs) or self.named.search(_opened(script)) is not None
 
     @property
     def _starts(self) -> str:
@@ -130,7 +133,7 @@ class Runner:
             rf"{_OPTIONS}\s+".join(re.escape(word).replace(r"\*", r"[\w:.-]*") for word in form.split())
             for form in (*self.commands, *self.scripts)
         ]
-        forms = [re.sub(r"^[^\s\\]+", lambda found: found[0] + version, form) for form in forms]
+        forms = [re.sub(r"^\w+", lambda found: found[0] + version, form) for form in forms]
         forms += [rf"-m\s+{re.escape(module)}(?:\.\w+)*" for module in self.modules]
         return "|".join(forms) or NOTHING.pattern
 
@@ -391,7 +394,7 @@ RUNNERS: tuple[Runner, ...] = (
             line=re.compile(r"^\d+% tests passed, \d+ tests? failed out of \d+$", re.MULTILINE),
             passed=re.compile(r"\b0 tests? failed out of [1-9]"),
             failed=re.compile(r"\b[1-9]\d* tests? failed out of"),
-            silenced_by=re.compile(r"\sctest\b[^\n;&|]*\s(?:-Q|--quiet)\b"),
+            silenced_by=re.compile(r"[\s/]ctest\b[^\n;&|]*\s(?:-Q|--quiet)\b"),
         ),
     ),
     Runner(
@@ -504,13 +507,23 @@ def uses(script: str, programs: Iterable[str]) -> bool:
     """Whether a shell script may use any of these programs, for any purpose."""
     either = "|".join(map(re.escape, programs))
     pattern = rf"(?:^|[\s;&|(/])(?:{either})(?:$|[\s;&|)])"
-    return bool(either) and re.search(pattern, script, re.MULTILINE) is not None
+    return bool(either) and re.search(pattern, _opened(script), re.MULTILINE) is not None
+
+
+def _opened(script: str) -> str:
+    """The script, in which the texts that it gives to shells are lines, too. What a comment or a printed text says is given to none."""
+
+    def opened(found: re.Match[str]) -> str:
+        before = _PARTS.split(script[script.rfind("\n", 0, found.start()) + 1 : found.start()])[-1]
+        is_run = not _COMMENT.search(before) and not _LOOKS.match(before)
+        return f"{found[0]}\n{found[2]}\n" if is_run else found[0]
+
+    return _SHELL.sub(opened, script)
 
 
 def run_by(text: str) -> Iterator[Runner]:
     """The runners that the commands of a shell's text run. Commands that install them or only name them do not count."""
-    text = _SHELL.sub(lambda found: f"\n{found[2]}\n", text)
-    parts = (_COMMENT.sub("", part).strip() for part in _PARTS.split(text))
+    parts = (_COMMENT.sub("", part).strip() for part in _PARTS.split(_opened(text)))
     running = [part for part in parts if not _LOOKS.match(part) and not _INSTALLS.search(part)]
     return (runner for runner in RUNNERS if any(runner.named.search(part) for part in running))
 
@@ -537,9 +550,10 @@ def closing_fault(script: str, log: str) -> str | None:
     The closing line of each runner that the script runs must report success. A runner without closing lines is not checked.
     """
     plain, ran = _ANSI.sub("", log).replace("\r\n", "\n"), list(run_by(script))
+    options_of = _opened(f"\n{script}")
     for runner in RUNNERS:
         closing = runner.closing
-        if closing is None or closing.silenced_by.search(f"\n{script}"):
+        if closing is None or closing.silenced_by.search(options_of):
             continue
         if (runner in ran or closing.opening.search(plain)) and (fault := closing.fault(plain)):
             return f"{runner.name} {fault}"

@@ -20,6 +20,7 @@ COMMANDS = {
     "nox -s tests": "nox",
     "npx jest src": "jest",
     "npx -y jest@29.7 src": "jest",
+    "npx grunt@1 test": "grunt",
     "vitest": "vitest",
     "node_modules/.bin/mocha": "mocha",
     "npx ava --tap": "ava",
@@ -62,8 +63,19 @@ def test_a_command_that_starts_a_runner_is_known_as_one(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_a_shell_is_given_as_text_is_run(command: str) -> None:
     started = started_by(command)
-    for text in (f"bash -c '{command}'", f'bash -lc "cd lib && {command}"'):
+    assert started is not None
+    for text in (
+        f"bash -c '{command}'",
+        f'bash -lc "cd lib && {command}"',
+        f"bash -euo pipefail -c '{command}' | tail",
+    ):
         assert started in run_by(text)
+        assert started.is_used_by(text)
+
+
+@pytest.mark.parametrize("before", ["# once: ", "ls # ", "echo It was ", "cd lib && printf %s "])
+def test_what_a_comment_or_a_printed_text_says_of_a_shell_is_not_run(before: str) -> None:
+    assert list(run_by(f"{before}bash -c 'ctest'")) == []
 
 
 @pytest.mark.parametrize(
@@ -73,6 +85,8 @@ def test_what_a_shell_is_given_as_text_is_run(command: str) -> None:
         *(
             "make",
             "npm install jest",
+            "npm install -D jest@29.7",
+            "npm i jest@29.7",
             "python -m pytest_cov",
             "go build",
             "node test.js",
@@ -130,7 +144,7 @@ PASSED = "=========== test session starts ===========\n...\n=========== 3 passed
         *((script, "") for script in (
             "cd ctest && make check", "rm -rf build/ctest; make check", "make check  # not ctest",
             "cp -r vendor/pytest . && go test ./...", "javac -cp junit-platform-console-standalone-1.9.jar T.java",
-            "ctest -j2 -Q", "java org.junit.platform.console.ConsoleLauncher --details=none -p a",
+            "ctest -j2 -Q", "bash -c 'ctest -Q'", "/usr/bin/ctest --quiet", "java org.junit.platform.console.ConsoleLauncher --details=none -p a",
         )),
         ("ctest", "100% tests passed, 0 tests failed out of 3\n"),
         ("./a_test && ./b_test", GTEST + "[==========] Running 1 test from 1 test suite.\n[  PASSED  ] 0 tests.\n"),
