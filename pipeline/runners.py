@@ -17,9 +17,7 @@ _LAUNCHERS = (
 )
 _OPTIONS = r"(?:\s+-[WXC]\s+\S+|\s+--?[^\s-]\S*)*"
 # A shell that is given a text, which is the second group
-_SHELL = re.compile(
-    r"\b(?:ba|da|k|z)?sh(?:\s+-\w*o\s+\w+|\s+-[\w-]+)*\s+-\w*c\s+(['\"])(.*?)\1", re.DOTALL
-)
+_SHELL = re.compile(r"\b(?:ba|da|k|z)?sh(?:\s+-\w*o\s+\w+|\s+-[\w-]+)*\s+-\w*c\s+(['\"])(.*?)\1", re.DOTALL)
 NOTHING = re.compile(r"(?!)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PARTS = re.compile(r"&&|\|\||[;|\n]")

@@ -144,7 +144,8 @@ PASSED = "=========== test session starts ===========\n...\n=========== 3 passed
         *((script, "") for script in (
             "cd ctest && make check", "rm -rf build/ctest; make check", "make check  # not ctest",
             "cp -r vendor/pytest . && go test ./...", "javac -cp junit-platform-console-standalone-1.9.jar T.java",
-            "ctest -j2 -Q", "bash -c 'ctest -Q'", "/usr/bin/ctest --quiet", "java org.junit.platform.console.ConsoleLauncher --details=none -p a",
+            "ctest -j2 -Q", "bash -c 'ctest -Q'", "/usr/bin/ctest --quiet",
+            "java org.junit.platform.console.ConsoleLauncher --details=none -p a",
         )),
         ("ctest", "100% tests passed, 0 tests failed out of 3\n"),
         ("./a_test && ./b_test", GTEST + "[==========] Running 1 test from 1 test suite.\n[  PASSED  ] 0 tests.\n"),

@@ -29,6 +29,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
+from pipeline.model_config import LANGUAGE_TABLES
 from trainer.learner import backend, checkpoint, directories, hf
 from trainer.learner.architecture import Architecture
 from trainer.learner.config import LearnerConfig
@@ -330,7 +331,9 @@ def copy_description(source: Path, directory: Path, dtype: torch.dtype) -> None:
         if path.is_file() and path.suffix in COPIED_SUFFIXES and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
     config = msgspec.json.decode((source / "config.json").read_bytes())
-    config.pop("quantization_config", None)  # what is written are numbers of `dtype`
+    for keys in (config, *(config.get(name) for name in LANGUAGE_TABLES)):
+        if isinstance(keys, dict):
+            keys.pop("quantization_config", None)  # what is written are numbers of `dtype`
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))
 

@@ -18,11 +18,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trainer.learner.architecture import Architecture
-from trainer.learner.families.registry import FAMILIES
+from trainer.learner.families.registry import FAMILIES, has_packed_weights
 from trainer.learner.parameters import CORRECTION, EMBEDDING, Parameter, layer_parameters, outer_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PACKED = ("_scale_inv", "_blocks")
+"""The ends of the names of tensors that packed weights have and others do not."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """The types that weights have, by their names in safetensors files."""
 
@@ -131,8 +133,13 @@ FP8_BLOCK = 128
 
 def from_fp8(matrix: Tensor, scales: Tensor) -> Tensor:
     """The numbers of a matrix in FP8 (E4M3), fp32 of rows x columns, from `scales` of one number for each block. Raises ValueError if
-    there are not as many as blocks.
+    there are not as many as blocks, or if it is no such matrix.
     """
+    if matrix.dtype != torch.float8_e4m3fn or matrix.dim() != 2:
+        raise ValueError(
+            f"a tensor of type {matrix.dtype} and shape {tuple(matrix.shape)} has scales, which are read for matrices in FP8 (E4M3) alone: "
+            "take the files that belong together"
+        )
     rows, columns = matrix.shape
     blocks = tuple(-(-size // FP8_BLOCK) for size in matrix.shape)
     if scales.shape != blocks:
@@ -147,10 +154,16 @@ def from_fp8(matrix: Tensor, scales: Tensor) -> Tensor:
 @torch.no_grad()
 def read_weights(model: GPTModel, architecture: Architecture, directory: Path) -> None:
     """Fill this rank's parameters. Raises ValueError for a tensor that the directory lacks, for a type that is not read, for tensors that
-    together have another number of values than the parameter, and for an output layer that differs from the embedding though
-    `config.json` says that they are one.
+    together have another number of values than the parameter, for packed weights of which `config.json` says nothing, and for an output
+    layer that differs from the embedding though `config.json` says that they are one.
     """
     tensors, table = SafetensorsDirectory(directory), parameters(model, architecture)
+    packed = next((name for name in tensors if name.endswith(PACKED)), None)
+    if packed is not None and not has_packed_weights(directory):
+        raise ValueError(
+            f"{directory} has {packed}, so weights are packed, but config.json has no quantization_config, without which engines read "
+            "other numbers: take the files that belong together"
+        )
     for name, values in weights(model):
         parameter = table[name]
         whole = [tensors.of_expert(parameter.origins[0], parameter.expert)] if parameter.is_of_all else []

@@ -70,6 +70,8 @@ class MiniMaxM2(Family, frozen=True, kw_only=True):
             "use_routing_bias false": not self.use_routing_bias,
             "shared_intermediate_size": bool(self.shared_intermediate_size),
             f"attn_type_list {self.attn_type_list}": not {*(self.attn_type_list or ())} <= {1},
+            # SGLang gives the output layer weights of its own.
+            "tie_word_embeddings": bool(self.tie_word_embeddings),
             # Megatron does not scale the weight of a single expert to 1.
             "num_experts_per_tok 1": self.num_experts_per_tok == 1,
         }

@@ -390,6 +390,33 @@ def test_scales_of_other_blocks_are_refused() -> None:
         hf.from_fp8(torch.zeros(192, 64).to(torch.float8_e4m3fn), torch.ones(3, 1))
 
 
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(128, 64), torch.zeros(2, 128, 64).to(torch.float8_e4m3fn)], ids=["plain", "of all"]
+)
+def test_scales_of_what_is_no_matrix_in_eight_bits_are_refused(tensor: Tensor) -> None:
+    with pytest.raises(ValueError, match="has scales, which are read for matrices"):
+        hf.from_fp8(tensor, torch.ones(1, 1))
+
+
+def test_packed_weights_of_which_the_config_says_nothing_are_refused(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", "minimax_m2", **MINIMAX_M2)
+    tensors, name = load_file(directory / hf.SINGLE_FILE), "model.layers.0.self_attn.o_proj.weight"
+    tensors |= {name: tensors[name].to(torch.float8_e4m3fn), f"{name}_scale_inv": torch.ones(1, 1)}
+    save_file(tensors, directory / hf.SINGLE_FILE)
+    with pytest.raises(ValueError, match=r"config\.json has no quantization_config"):
+        Learner(config(), model_directory=directory)
+
+
+def test_no_table_of_an_exported_config_says_that_weights_are_packed(tmp_path: Path) -> None:
+    packed = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    described = packed | {"text_config": packed | {"model_type": "qwen3_5_text"}}
+    (tmp_path / "source").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "source" / "config.json").write_bytes(msgspec.json.encode(described))
+    export.copy_description(tmp_path / "source", tmp_path / "target", torch.bfloat16)
+    assert not has_packed_weights(tmp_path / "target")
+
+
 def test_what_is_exported_untrained_is_what_was_read(model_directory: Path, tmp_path: Path) -> None:
     Learner(config(), model_directory=model_directory).export(tmp_path / "exported")
     before, after = (

@@ -113,6 +113,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"model_type": "glm4_moe", **GLM, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
         ({"model_type": "minimax_m2", **MINIMAX, "num_experts_per_tok": 1}, "num_experts_per_tok 1"),
         ({"model_type": "minimax_m2", **MINIMAX, "use_qk_norm": False}, "use_qk_norm false"),
+        ({"model_type": "minimax_m2", **MINIMAX, "tie_word_embeddings": True}, "tie_word_embeddings"),
         ({"model_type": "minimax_m2", **MINIMAX, "qk_norm_type": "per_head"}, "qk_norm_type 'per_head'"),
         ({"model_type": "minimax_m2", **MINIMAX, "scoring_func": "softmax"}, "scoring_func 'softmax'"),
         ({"model_type": "minimax_m2", **MINIMAX, "use_routing_bias": False}, "use_routing_bias false"),
