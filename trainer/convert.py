@@ -38,6 +38,7 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
         lr=1.0,  # required and unused, because nothing is trained
         dtype=options.dtype,
         tensor_parallel=options.tensor_parallel,
+        sequence_parallel=options.tensor_parallel > 1,  # models with experts require it
         pipeline_parallel=options.pipeline_parallel,
         expert_parallel=options.expert_parallel,
     )

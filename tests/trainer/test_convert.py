@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.learner.tiny import config, largest_difference, read_export, write_model
+from tests.trainer.learner.tiny import MINIMAX_M2, config, largest_difference, read_export, write_model
 from trainer import convert
 from trainer.learner import backend
 from trainer.learner.megatron import Learner
@@ -28,6 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Written by two processes that share each layer."""
     target = tmp_path_factory.mktemp("checkpoint") / "step-0"
+    convert_by_two(model, target)
+    return target
+
+
+def convert_by_two(model: Path, target: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     options = [str(model), str(target), "--tensor-parallel", "2", "--dtype", "fp32"]
     done = subprocess.run(
@@ -35,7 +40,14 @@ def checkpoint(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.split() == [str(target)]
-    return target
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_layers_of_a_mixture_of_experts(tmp_path: Path) -> None:
+    directory, target = write_model(tmp_path / "model", "minimax_m2", **MINIMAX_M2), tmp_path / "step-0"
+    convert_by_two(directory, target)
+    assert convert.main([str(target), str(tmp_path / "again"), "--model", str(directory)]) == 0
+    assert largest_difference(read_export(directory), read_export(tmp_path / "again")) == 0
 
 
 # Quick: a checkpoint gives back the weights that it was written from.
