@@ -15,6 +15,7 @@ _BOT = re.compile(
 )
 _SUBMODULE = "160000"
 _LFS = re.compile(r"^[-+]version https://git-lfs\.github\.com/spec/", re.MULTILINE)
+PART = "only a part of its pull request is among the commits"  # another run may have the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,7 @@ def _candidate_changes(history: History, fix: Fix, ecosystem: Ecosystem, max_fil
     if not fix.base:
         raise Fallen("has no parent")
     if fix.is_part:
-        raise Fallen(
-            "only a part of its pull request is among the commits", "--max-commits, --since or --only cuts it"
-        )
+        raise Fallen(PART, "--max-commits, --since or --only cuts it")
     if any(_BOT.search(f"{one.author} {one.email}") for one in fix.commits):
         raise Fallen("by a bot", fix.head.author)
     try:

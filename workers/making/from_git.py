@@ -12,7 +12,7 @@ import hashlib
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from workers.making.author import (
 )
 from workers.making.candidates import Settings, Stage, TaskCandidate
 from workers.making.ecosystems.ecosystem import ECOSYSTEMS
-from workers.making.fixes import Fix, Split, split_of
+from workers.making.fixes import PART, Fix, Split, split_of
 from workers.making.history import Commit, Fallen, GitError, iso_date, resolved
 from workers.making.problems import (
     Discussions,
@@ -107,12 +107,13 @@ class CommitWalk:
     has_author: bool = False
 
     def enter_all(self) -> None:
-        """Enters every commit that is not in the book yet."""
+        """Enters every commit that is not in the book yet, and those of which it had only a part."""
         discussions = (
             read_discussions(self.stages.options.pulls) if self.stages.options.pulls else Discussions()
         )
         for fix in joined(self._commits(), discussions):
-            if fix.head.sha in self.stages.book.candidates:
+            known = self.stages.book.candidates.get(fix.head.sha)
+            if known and (known.reason != PART or fix.is_part):
                 continue
             began_at = time.monotonic()
             one = self._candidate(fix, discussions)
@@ -133,7 +134,7 @@ class CommitWalk:
                 for name in options.only.split(",")
                 if name.strip()
             ]
-            return tuple(next(self.stages.history.commits(sha, "-1")) for sha in shas)
+            return _newest_first([next(self.stages.history.commits(sha, "-1")) for sha in shas])
         head = resolved(options.repository, options.branch, "--branch")
         words = [f"--{name}={value}" for name in ("since", "until") if (value := getattr(options, name))]
         words += [f"--max-count={options.max_commits}"] if options.max_commits else []
@@ -207,6 +208,20 @@ class CommitWalk:
                 new |= ecosystem.names(self.stages.history.blob(change.new))
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
+
+
+def _newest_first(chosen: Sequence[Commit]) -> tuple[Commit, ...]:
+    """The commits, each once and directly before its first parent, where that is among them."""
+    by_sha = {one.sha: one for one in chosen}
+    first_parents = {sha for one in by_sha.values() for sha in one.parents[:1]}
+
+    def line(one: Commit | None) -> Iterator[Commit]:
+        while one is not None:
+            yield one
+            one = by_sha.get(one.parents[0]) if one.parents else None
+
+    ordered = (each for one in by_sha.values() if one.sha not in first_parents for each in line(one))
+    return tuple(dict.fromkeys(ordered))
 
 
 def _new_tests(split: Split) -> set[str]:

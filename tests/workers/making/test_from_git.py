@@ -48,6 +48,26 @@ def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> No
     assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
 
 
+def test_a_pull_request_that_was_cut_is_a_candidate_once_all_its_commits_are_chosen_in_any_order(
+    tmp_path: Path,
+) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    older = repository.commit("Half cents have to be rounded up.", {"pricing.py": ROUNDS})
+    newer = repository.commit("Half cents were lost.", {"tests/test_pricing.py": TEST + TEST_HALF})
+    pulls = tmp_path / "pulls.jsonl"
+    pulls.write_bytes(msgspec.json.encode({"number": 1, "title": "Half", "commits": [older, newer]}))
+    history = History(repository.path, tmp_path / "borrowed.git")
+    for chosen, found in ((newer, ("fallen", 1)), (f"{older},{newer}", ("open", 2))):
+        options = argparse.Namespace(
+            repository=repository.path, pulls=pulls, only=chosen, max_files=20, min_words=1, branch="HEAD"
+        )
+        book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
+        CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
+        book.close()
+        assert [(one.outcome, one.num_commits) for one in book.candidates.values()] == [found]
+
+
 @pytest.mark.docker
 @pytest.mark.slow
 @pytest.mark.timeout(1400)
