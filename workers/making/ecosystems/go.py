@@ -92,7 +92,7 @@ class GoEcosystem:
         if required and "vendor/modules.txt" not in files:
             raise Fallen("needs other modules", f"{', '.join(required[:3])}, and has no directory vendor")
         wants = next((found[1] for found in _GO.finditer(_COMMENT.sub("", text))), "")
-        # Before 1.14, go used the directory only if it was told to.
+        # For a go.mod of before 1.14, or without a version, go uses the directory only with this flag.
         is_told = "vendor/modules.txt" in files and _parts(wants) < (1, 14)
         return Declared(
             tuple(required),
