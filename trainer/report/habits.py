@@ -7,8 +7,9 @@ after, the change is the sum over classes of
     (s1 - s0) (p0 + p1) / 2     by skill: the same class succeeds more often
 
 (Kitagawa, Journal of the American Statistical Association 50, 1955). Where a class is empty before or after, its success is taken to be
-the same on both sides, so what it adds counts as choice. Commands are recognised as `pipeline/command_effects.py` says. Intervals are of
-the t distribution with the delete-one jackknife over tasks (Efron and Stein, Annals of Statistics 9, 1981).
+the same on both sides, so what it adds counts as choice. Commands are recognised as `pipeline/command_effects.py` says. The change has
+the interval of paired tasks (`paired_difference`), its parts those of the t distribution with the delete-one jackknife over tasks (Efron
+and Stein, Annals of Statistics 9, 1981).
 """
 
 from collections import defaultdict
@@ -21,7 +22,7 @@ from statistics import fmean
 import msgspec
 
 from pipeline.command_effects import edits, effects_of, is_informed, last_verdict
-from pipeline.intervals import Estimate, t_quantile
+from pipeline.intervals import Estimate, paired_difference, t_quantile
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.record import StoredHead
 from pipeline.trajectory import Turn
@@ -126,25 +127,32 @@ def _by_task(run_dir: Path, heldout_set: str) -> Mapping[str, Sides]:
 
 
 def _report(tasks: Sequence[Sides]) -> HabitReport:
-    whole = _parts(tasks)
+    by_choice, by_skill = whole = _parts(tasks)
     left_out = [_parts([*tasks[:number], *tasks[number + 1 :]]) for number in range(len(tasks))]
-    change, by_choice, by_skill = (
-        _interval(value, [parts[number] for parts in left_out]) for number, value in enumerate(whole)
-    )
     before, after = _joined(tasks)
     return HabitReport(
         num_tasks=len(tasks),
         num_before=len(before),
         num_after=len(after),
-        change=change,
-        by_choice=by_choice,
-        by_skill=by_skill,
+        change=_change(sum(whole), tasks),
+        by_choice=_interval(by_choice, [choice for choice, _ in left_out]),
+        by_skill=_interval(by_skill, [skill for _, skill in left_out]),
         habits={name: _habit(number, before, after) for number, name in enumerate(HABITS)},
     )
 
 
-def _parts(tasks: Sequence[Sides]) -> tuple[float, float, float]:
-    """The change, by choice and by skill."""
+def _change(value: float, tasks: Sequence[Sides]) -> Estimate:
+    """The change with the interval that the report's table gives it."""
+    rewards = [
+        {str(number): [one.reward for one in sides[k]] for number, sides in enumerate(tasks)} for k in (0, 1)
+    ]
+    paired = paired_difference(*rewards)
+    assert paired is not None
+    return Estimate(value, paired.low, paired.high, paired.num_draws)
+
+
+def _parts(tasks: Sequence[Sides]) -> tuple[float, float]:
+    """By choice and by skill; they sum to the change of the mean reward over all episodes."""
     before, after = _joined(tasks)
     by_choice = by_skill = 0.0
     for shown in {one.shown for one in (*before, *after)}:
@@ -154,7 +162,7 @@ def _parts(tasks: Sequence[Sides]) -> tuple[float, float, float]:
         assert s1 is not None
         by_choice += (p1 - p0) * (s0 + s1) / 2
         by_skill += (s1 - s0) * (p0 + p1) / 2
-    return by_choice + by_skill, by_choice, by_skill
+    return by_choice, by_skill
 
 
 def _joined(tasks: Sequence[Sides]) -> Sides:

@@ -50,6 +50,8 @@ class TaskCandidate(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     problem_source: str = ""  # "issue 12", "pull request 3", "commit message"
     problem_removed: tuple[str, ...] = ()  # what was taken out of the problem, and why
+    # What the hidden tests use of the code that only the fix brings, as the problem shows it
+    interface: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()  # test modules that the eval script runs
     left_out_requirements: tuple[str, ...] = ()  # lines of the metadata that no package index can serve
     versions_before: str = ""  # the date that limits versions of packages, or why none does

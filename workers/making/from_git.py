@@ -30,9 +30,10 @@ from workers.making.author import (
     author_settings,
 )
 from workers.making.candidates import Settings, Stage, TaskCandidate
-from workers.making.ecosystems.ecosystem import ECOSYSTEMS
+from workers.making.ecosystems.ecosystem import ECOSYSTEMS, Declaration
 from workers.making.fixes import PART, Fix, Split, split_of
 from workers.making.history import Commit, Fallen, GitError, iso_date, resolved
+from workers.making.interfaces import expected, with_interface
 from workers.making.problems import (
     Discussions,
     joined,
@@ -164,6 +165,7 @@ class CommitWalk:
                 lambda name: name in tests or is_given_away(name),
                 least_words=least_words,
             )
+            interface = self._interface(fix, split)
         except Fallen as fallen:
             return replace(one, reason=fallen.reason, detail=fallen.detail)
         except GitError as error:
@@ -175,7 +177,7 @@ class CommitWalk:
             base_commit="",
             image="",
             workdir="",
-            problem=problem.text,
+            problem=problem.text if self.has_author else with_interface(problem.text, interface),
             verdict=ExitCode(
                 eval_script=self.stages.ecosystem.eval_script(split.modules),
                 test_patch=split.tests.encode(),
@@ -188,6 +190,7 @@ class CommitWalk:
             outcome="open",
             problem_source=problem.source,
             problem_removed=problem.removed,
+            interface=interface,
             modules=split.modules,
             licence=self.stages.licence(fix.head.sha),
             task=task,
@@ -198,16 +201,28 @@ class CommitWalk:
         """A function that says whether a name is new in the fix, and known neither to the base nor to the hidden tests."""
         old: set[str] = set()
         new: set[str] = set()
-        ecosystem = self.stages.ecosystem
-        for change in self.stages.history.changes(fix.base, fix.head.sha):
-            if (
-                change.path.endswith(ecosystem.ending.encode())
-                and change.path.decode("utf-8", "replace") not in split.test_paths
-            ):
-                old |= ecosystem.names(self.stages.history.blob(change.old))
-                new |= ecosystem.names(self.stages.history.blob(change.new))
+        for _, before, after in self._code(fix, split):
+            old |= self.stages.ecosystem.names(before)
+            new |= self.stages.ecosystem.names(after)
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
+
+    def _interface(self, fix: Fix, split: Split) -> tuple[str, ...]:
+        """What the hidden tests use of the code that only the fix brings."""
+        old: list[Declaration] = []
+        new: list[tuple[str, Declaration]] = []
+        for path, before, after in self._code(fix, split):
+            old += self.stages.ecosystem.declarations(before)
+            new += ((path, one) for one in self.stages.ecosystem.declarations(after))
+        return expected(old, new, split.tests)
+
+    def _code(self, fix: Fix, split: Split) -> Iterator[tuple[str, bytes, bytes]]:
+        """The path of each file of code that the fix changes, and its source before and after."""
+        history = self.stages.history
+        for change in history.changes(fix.base, fix.head.sha):
+            path = change.path.decode("utf-8", "replace")
+            if path.endswith(self.stages.ecosystem.ending) and path not in split.test_paths:
+                yield path, history.blob(change.old), history.blob(change.new)
 
 
 def _newest_first(chosen: Sequence[Commit]) -> tuple[Commit, ...]:
@@ -267,7 +282,7 @@ class ProblemAuthor:
             outcome="open",
             reason="",
             detail="",
-            task=replace(task, problem=text),
+            task=replace(task, problem=with_interface(text, one.interface)),
             problem_source=f"{self.author.name}: {f'{one.problem_source}, ' if task.problem else ''}failing tests",
             problem_removed=(*one.problem_removed, *removed),
             author_saw=(written.prompt,),

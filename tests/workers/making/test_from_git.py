@@ -48,6 +48,28 @@ def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> No
     assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
 
 
+def test_a_problem_has_what_the_hidden_tests_call_and_only_the_fix_brings(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    code = f"{PRICING}{SHIPS}\n\ndef _insured(cents):\n    return cents\n"
+    sha = repository.commit(
+        "Orders can be shipped for 4.90.", {"pricing.py": code, "tests/test_pricing.py": TEST + TEST_SHIPPED}
+    )
+    options = argparse.Namespace(
+        repository=repository.path, pulls=None, only=sha, max_files=20, min_words=3, branch="HEAD"
+    )
+    history = History(repository.path, tmp_path / "borrowed.git")
+    book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
+    CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
+    book.close()
+    (one,) = book.candidates.values()
+    assert one.task is not None
+    assert one.task.problem == (
+        "Orders can be shipped for 4.90.\n\nExpected interface:\n\n- `def shipped(cents)` in `pricing.py`"
+    )
+    assert one.interface == ("- `def shipped(cents)` in `pricing.py`",)
+
+
 def test_a_pull_request_that_was_cut_is_a_candidate_once_all_its_commits_are_chosen_in_any_order(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ expectation is what a test expects there, or an edit that reverses a condition.
 
 import ast
 import bisect
+import codecs
 import itertools
 import re
 import tokenize
@@ -174,7 +175,8 @@ def read(source: bytes) -> TestFile | None:
     """The parsed file; None if it is not UTF-8 or not Python that this interpreter can parse."""
     mark_bytes = len(_MARK) if source.startswith(_MARK) else 0
     try:
-        if tokenize.detect_encoding(BytesIO(source).readline)[0] not in ("utf-8", "utf-8-sig"):
+        declared = tokenize.detect_encoding(BytesIO(source).readline)[0]  # such as "utf8"
+        if codecs.lookup(declared).name not in ("utf-8", "utf-8-sig", "ascii"):
             return None
         tree = _parse(source[mark_bytes:].decode(), "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -5,7 +5,7 @@ mean the same, how a declared dependency gets into an image, and how tests are r
 """
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,6 +24,18 @@ class Declared:
     reads: str = ""  # the oldest version of its tools that can read them; "" for any
     left_out: tuple[str, ...] = ()
     fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A function, class, attribute or variable that a source declares, as it is shown to whoever has to write it."""
+
+    name: str
+    text: str  # Markdown, in one line
+    owner: str = ""  # the class or type that it is a member of
+    is_keyword: bool = (
+        False  # whether it can be named where its owner is made, before a colon or an equals sign
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,10 @@ class Ecosystem(Protocol):
 
     def names(self, source: bytes) -> frozenset[str]:
         """The names in a source; none if it cannot be parsed."""
+        ...
+
+    def declarations(self, source: bytes) -> Iterator[Declaration]:
+        """What a source declares for other files, without the values of defaults; nothing if it cannot be parsed."""
         ...
 
     def may_leave_out(self, test: str) -> bool:

@@ -15,7 +15,7 @@ from tree_sitter import Language, Node, Parser
 
 from workers.grading.languages.go import LANGUAGE
 from workers.grading.languages.language import nodes, text_of
-from workers.making.ecosystems.ecosystem import BaseEnvironment, Declared
+from workers.making.ecosystems.ecosystem import BaseEnvironment, Declaration, Declared
 from workers.making.history import Fallen, GitError, History
 
 _GRAMMAR = Language(tree_sitter_go.language())
@@ -63,6 +63,10 @@ class GoEcosystem:
     def names(self, source: bytes) -> frozenset[str]:
         root = _parsed(source)
         return frozenset(text_of(node) for node in nodes(root, *_NAMES)) if root else frozenset()
+
+    def declarations(self, source: bytes) -> Iterator[Declaration]:
+        root = _parsed(source)
+        return _declarations(root) if root else iter(())
 
     def may_leave_out(self, test: str) -> bool:
         return bool(LANGUAGE.forms(test))
@@ -123,6 +127,33 @@ def _parsed(source: bytes) -> Node | None:
     """The root of the syntax tree; None if the source does not parse."""
     root = Parser(_GRAMMAR).parse(source).root_node
     return None if root.has_error else root
+
+
+def _declarations(root: Node) -> Iterator[Declaration]:
+    """The functions, methods, types, fields, constants and variables that a file declares at its top."""
+    for node in root.children:
+        name = text_of(node.child_by_field_name("name"))
+        if node.type in ("function_declaration", "method_declaration"):
+            body = node.child_by_field_name("body")
+            end = body.start_byte if body else node.end_byte
+            head = " ".join((root.text or b"")[node.start_byte : end].decode("utf-8", "replace").split())
+            receiver = node.child_by_field_name("receiver")
+            owner = next((text_of(one) for one in nodes(receiver, "type_identifier")), "") if receiver else ""
+            yield Declaration(name, f"`{head}`", owner)
+        elif node.type in ("const_declaration", "var_declaration"):
+            for spec in nodes(node, "const_spec", "var_spec"):
+                for one in nodes(spec, "identifier"):
+                    if one.parent == spec:
+                        yield Declaration(text_of(one), f"`{text_of(one)}`")
+        elif node.type == "type_declaration":
+            for spec in nodes(node, "type_spec", "type_alias"):
+                owner = text_of(spec.child_by_field_name("name"))
+                yield Declaration(owner, f"type `{owner}`")
+                for field in nodes(spec, "field_declaration"):
+                    for one in field.children_by_field_name("name"):
+                        kind = text_of(field.child_by_field_name("type"))
+                        text = f"field `{text_of(one)}` (`{kind}`)"
+                        yield Declaration(text_of(one), text, owner, is_keyword=text_of(one)[:1].isupper())
 
 
 def _telling(found: Iterable[Node], *, has_c: bool) -> Iterator[str]:

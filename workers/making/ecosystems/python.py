@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from workers.grading.controls.spans import read
 from workers.harness.building import PackageError, run, wheels_for
-from workers.making.ecosystems.ecosystem import BaseEnvironment, Declared
+from workers.making.ecosystems.ecosystem import BaseEnvironment, Declaration, Declared
 from workers.making.history import Fallen, GitError, History
 
 TEST_MODULE = re.compile(r"(?:[\w.+-]+/)*(?:test_[\w.+-]*|[\w.+-]*_test)\.py", re.ASCII)
@@ -71,6 +71,10 @@ class PythonEcosystem:
 
     def names(self, source: bytes) -> frozenset[str]:
         return names_in_code(source)
+
+    def declarations(self, source: bytes) -> Iterator[Declaration]:
+        file = read(source)
+        return _declarations(file.tree) if file else iter(())
 
     def may_leave_out(self, test: str) -> bool:
         return "::" in test
@@ -136,6 +140,53 @@ def names_in_code(source: bytes) -> frozenset[str]:
             if isinstance(value := getattr(node, name, None), str):
                 found.update(value.split("."))
     return frozenset(found)
+
+
+def _declarations(parent: ast.AST, owner: str = "") -> Iterator[Declaration]:
+    """What the statements of a module or class declare, those inside of other statements included."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            word = "def" if isinstance(node, ast.FunctionDef) else "async def"
+            yield Declaration(node.name, f"`{word} {node.name}({_parameters(node.args)})`", owner)
+            yield from _attributes(node, owner)
+        elif isinstance(node, ast.ClassDef):
+            made = next((one for one in node.body if getattr(one, "name", "") == "__init__"), None)
+            called = ""
+            if isinstance(made, ast.FunctionDef):
+                called = f"({_parameters(made.args).removeprefix('self').removeprefix(', ')})"
+            yield Declaration(node.name, f"`class {node.name}{called}`", owner)
+            yield from _declarations(node, node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    yield Declaration(target.id, f"`{target.id}`", owner, is_keyword=bool(owner))
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _declarations(node, owner)
+
+
+def _attributes(function: ast.AST, owner: str) -> Iterator[Declaration]:
+    """The attributes that a function sets: those of `self` are of the class."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Attribute(value=ast.Name(id=of), attr=name, ctx=ast.Store()):
+                yield Declaration(name, f"attribute `{name}`", owner if of == "self" else of)
+            case _:
+                pass
+
+
+def _parameters(arguments: ast.arguments) -> str:
+    """The parameters without annotations, each default as three dots."""
+    bare = ast.arguments(
+        posonlyargs=[ast.arg(one.arg) for one in arguments.posonlyargs],
+        args=[ast.arg(one.arg) for one in arguments.args],
+        vararg=arguments.vararg and ast.arg(arguments.vararg.arg),
+        kwonlyargs=[ast.arg(one.arg) for one in arguments.kwonlyargs],
+        kw_defaults=[one and ast.Constant(...) for one in arguments.kw_defaults],
+        kwarg=arguments.kwarg and ast.arg(arguments.kwarg.arg),
+        defaults=[ast.Constant(...) for _ in arguments.defaults],
+    )
+    return ast.unparse(bare)
 
 
 def declared(history: History, commit: str, extra: Iterable[str] = ()) -> Declared:

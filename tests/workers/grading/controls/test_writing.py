@@ -214,6 +214,12 @@ def test_a_file_that_we_cannot_read_has_no_contradictions(source: bytes) -> None
     assert candidates(source, random.Random(0)) == []
 
 
+@pytest.mark.parametrize("name", ["utf8", "UTF-8", "utf_8", "us-ascii", "utf-8-unix"])
+def test_a_file_may_declare_utf_8_or_a_part_of_it_by_any_name(name: str) -> None:
+    source = f"# -*- encoding: {name} -*-\ndef test_it():\n    assert f() == 4\n"
+    assert candidates(source.encode(), random.Random(0))
+
+
 EXPRESSIONS = [
     "f() == 4",
     "(f()) == ('ä', 'ö')",

@@ -82,6 +82,36 @@ def test_names_are_those_of_functions_types_fields_and_variables() -> None:
     assert GO.names(source) >= {"p", "T", "Field", "Method", "arg", "t", "q", "Call"}
 
 
+def test_declarations_are_those_at_the_top_of_a_file_without_bodies_and_values() -> None:
+    source = b"""package price
+
+type Price struct {
+	Cents, Percent int
+}
+
+type Option func(*Price)
+
+const Most, least = 9, 1
+
+func (p *Price) Sum(
+	more ...Option,
+) (int, error) {
+	local := 1
+	return local, nil
+}
+"""
+    assert [(one.name, one.text, one.owner) for one in GO.declarations(source)] == [
+        ("Price", "type `Price`", ""),
+        ("Cents", "field `Cents` (`int`)", "Price"),
+        ("Percent", "field `Percent` (`int`)", "Price"),
+        ("Option", "type `Option`", ""),
+        ("Most", "`Most`", ""),
+        ("least", "`least`", ""),
+        ("Sum", "`func (p *Price) Sum( more ...Option, ) (int, error)`", "Price"),
+    ]
+    assert list(GO.declarations(b"package (")) == []
+
+
 def test_an_eval_script_runs_the_packages_of_its_modules_and_leaves_out_whole_functions() -> None:
     begin = "#!/bin/bash\ncd /workspace || exit 1\ngo test -vet=off -count=1 "
     modules = ["a/b/one_test.go", "a/b/two_test.go", "top_test.go"]

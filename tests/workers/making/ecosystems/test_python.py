@@ -45,3 +45,38 @@ def test_names_are_those_of_all_kinds_and_none_of_what_does_not_parse() -> None:
     source = b"import a.b as c\ndef f(x, *, y=1):\n    return x.z(k=y)\n"
     assert PYTHON.names(source) >= {"a", "b", "c", "f", "x", "y", "z", "k"}
     assert PYTHON.names(b"def (") == frozenset()
+
+
+def test_declarations_are_those_of_a_module_and_its_classes_without_bodies_and_values() -> None:
+    source = b"""
+LIMIT = 3
+try:
+    import fast
+except ImportError:
+    fast = None
+
+class Price(Base):
+    currency: str = "EUR"
+
+    def __init__(self, cents: int, *, percent=10, **more):
+        self.cents = cents
+
+    async def sum(self, other=None, /): ...
+
+def wrap(function):
+    def wrapper(): ...
+    wrapper.calls = 0
+    return wrapper
+"""
+    assert [(one.name, one.text, one.owner) for one in PYTHON.declarations(source)] == [
+        ("LIMIT", "`LIMIT`", ""),
+        ("fast", "`fast`", ""),
+        ("Price", "`class Price(cents, *, percent=..., **more)`", ""),
+        ("currency", "`currency`", "Price"),
+        ("__init__", "`def __init__(self, cents, *, percent=..., **more)`", "Price"),
+        ("cents", "attribute `cents`", "Price"),
+        ("sum", "`async def sum(self, other=..., /)`", "Price"),
+        ("wrap", "`def wrap(function)`", ""),
+        ("calls", "attribute `calls`", "wrapper"),
+    ]
+    assert list(PYTHON.declarations(b"def (")) == []
