@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pipeline.agent.config import load_agent
-from trainer.recipe import differences, load_recipe, to_toml
+from trainer.recipe import differences, load_any_recipe, load_recipe, to_toml
 from trainer.recipe.__main__ import reference
 from trainer.recipe.schema import Recipe, Rollout
 from trainer.recipe.wording import keys, meanings
@@ -47,7 +47,7 @@ def minimal(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_that_is_shipped_loads(path: Path) -> None:
-    assert load_recipe(path).name
+    assert load_any_recipe(path).name
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*a3b*.toml")), ids=lambda path: path.stem)
@@ -55,7 +55,11 @@ def test_a_recipe_for_a_mixture_of_experts_replays_the_routing_of_its_engines(pa
     assert load_recipe(path).learner.routing_replay
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(RECIPES.glob("*.toml")) if load_any_recipe(path).kind == "rl"],
+    ids=lambda path: path.stem,
+)
 def test_every_recipe_that_is_shipped_names_an_agent_that_is_shipped(path: Path) -> None:
     assert load_agent(Path(load_recipe(path).rollout.agent_specs[0]).read_text())
 
