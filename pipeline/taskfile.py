@@ -1,9 +1,9 @@
 """Task files: one `pipeline.task.Task` a line as JSON, bytes in base64.
 
-Beside tasks.jsonl are tasks.gold.jsonl, the solutions, which stay with the owners of the tasks, and tasks.verified.jsonl, the grader's
-results about them. The directory of a run has a tasks.jsonl of its own, with the run's facts about its tasks from their verification. It
-contains only their standing and numbers of tests and patches, nothing that would reveal the known fix or the hidden tests, so anybody who
-may see the problems may read it.
+Beside tasks.jsonl are tasks.gold.jsonl, the solutions, which stay with the owners of the tasks, tasks.verified.jsonl, the grader's
+results about them, and for tasks that were made from a repository tasks.provenance.jsonl. The directory of a run has a tasks.jsonl of its
+own, with the run's facts about its tasks from their verification. It contains only their standing and numbers of tests and patches,
+nothing that would reveal the known fix or the hidden tests, so anybody who may see the problems may read it.
 """
 
 import hashlib
@@ -92,6 +92,21 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.strength is None else self.strength.interval
 
 
+class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task that was made from a repository is from."""
+
+    task: str  # its id
+    repository: str
+    commit: str
+    num_commits: int
+    authored: str  # ISO 8601
+    licence: str  # path of the licence file at the commit
+    problem_source: str
+    versions_before: str
+    bugs: tuple[str, ...] = ()  # kinds of planted bugs
+    seed: int | None = None  # of the choice of planted bugs
+
+
 def fingerprint(task: Task) -> str:
     """A digest that changes with every other field of the task, because a verification counts only for the task it was made for.
 
@@ -139,6 +154,21 @@ def gold_path(tasks_path: Path) -> Path:
 def verified_path(tasks_path: Path) -> Path:
     """The file with the verifications of the tasks in `tasks_path`: tasks.verified.jsonl for tasks.jsonl."""
     return tasks_path.with_suffix(f".verified{tasks_path.suffix}")
+
+
+def provenance_path(tasks_path: Path) -> Path:
+    """The file that says where the tasks in `tasks_path` are from: tasks.provenance.jsonl for tasks.jsonl."""
+    return tasks_path.with_suffix(f".provenance{tasks_path.suffix}")
+
+
+def write_provenance(path: Path, provenance: Iterable[Provenance]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in provenance))
+
+
+def read_provenance(path: Path) -> dict[str, Provenance]:
+    """The provenance by task id. Raises ValueError naming the line that is none."""
+    provenance = [_record(path, number, line, Provenance) for number, line in _lines(path)]
+    return {one.task: one for one in provenance}
 
 
 def write_verified(path: Path, verifications: Iterable[Verification]) -> None:

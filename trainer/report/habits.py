@@ -143,10 +143,10 @@ def _report(tasks: Sequence[Sides]) -> HabitReport:
 
 def _change(value: float, tasks: Sequence[Sides]) -> Estimate:
     """The change with the interval that the report's table gives it."""
-    rewards = [
+    before, after = (
         {str(number): [one.reward for one in sides[k]] for number, sides in enumerate(tasks)} for k in (0, 1)
-    ]
-    paired = paired_difference(*rewards)
+    )
+    paired = paired_difference(before, after)
     assert paired is not None
     return Estimate(value, paired.low, paired.high, paired.num_draws)
 

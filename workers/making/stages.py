@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from pipeline.agent.option import read_agent
@@ -26,12 +25,15 @@ from pipeline.screen import visible, visible_line
 from pipeline.task import BEST_CONTROLS
 from pipeline.taskfile import (
     Gold,
+    Provenance,
     Verification,
     as_verified,
     gold_path,
+    provenance_path,
     standing,
     verified_path,
     write_gold,
+    write_provenance,
     write_tasks,
 )
 from workers.making.candidates import IMAGE_FIX, CandidateBook, Settings, Stage, TaskCandidate, funnel
@@ -53,13 +55,7 @@ if TYPE_CHECKING:
     from workers.making.ecosystems.ecosystem import BaseEnvironment, Ecosystem
     from workers.making.environments import Environments
 
-BOOK, TASKS, TRAIN, PROVENANCE, SCRATCH = (
-    "candidates.jsonl",
-    "tasks.jsonl",
-    "train.jsonl",
-    "provenance.jsonl",
-    ".work",
-)
+BOOK, TASKS, TRAIN, SCRATCH = "candidates.jsonl", "tasks.jsonl", "train.jsonl", ".work"
 NUM_CONTROLS, NUM_PARTIAL_FIXES = 3, 20
 # Options that decide what becomes of a candidate, whatever it is made of.
 DECIDING = (
@@ -72,21 +68,6 @@ DECIDING = (
     "requires",
 )
 _LICENCE = re.compile(r"(?:LICEN[CS]E|COPYING)[^/]*", re.IGNORECASE)
-
-
-class TaskProvenance(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task is from: a line of provenance.jsonl."""
-
-    task: str
-    repository: str
-    commit: str
-    num_commits: int
-    authored: str
-    licence: str
-    problem_source: str
-    versions_before: str
-    bugs: tuple[str, ...] = ()  # kinds of planted bugs
-    seed: int | None = None  # of the choice of planted bugs
 
 
 def add_making_options(parser: argparse.ArgumentParser, *, items: str) -> None:
@@ -435,7 +416,7 @@ class Stages:
         for beside in (gold_path, verified_path, Path):
             beside(partial).replace(beside(train))
         lines = [
-            TaskProvenance(
+            Provenance(
                 task=one.task.id,
                 repository=self.history.origin or str(self.history.repository.resolve()),
                 commit=one.commit or one.sha,
@@ -450,9 +431,7 @@ class Stages:
             for one in kept
             if one.task
         ]
-        replace_file(
-            self.out / PROVENANCE, lambda path: path.write_bytes(msgspec.json.Encoder().encode_lines(lines))
-        )
+        replace_file(provenance_path(train), lambda path: write_provenance(path, lines))
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

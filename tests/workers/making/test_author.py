@@ -6,10 +6,9 @@ import base64
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from pipeline.taskfile import gold_path, read_gold, read_tasks
+from pipeline.taskfile import gold_path, provenance_path, read_gold, read_provenance, read_tasks
 from tests.workers.making.author_server import AuthorServer, author_serving, in_turn
 from tests.workers.making.commands import candidates
 from tests.workers.making.pricing import with_history
@@ -27,7 +26,6 @@ from workers.making.author import (
 )
 from workers.making.candidates import CandidateBook
 from workers.making.problems import added_lines
-from workers.making.stages import TaskProvenance
 from workers.policy.endpoint import EndpointSettings
 from workers.tasksets.__main__ import main
 
@@ -235,7 +233,7 @@ def test_an_author_writes_problems_of_commits_and_bugs_and_is_asked_again_only_w
             assert prompt in server.prompts
             assert not any(line in prompt for line in added_lines(golds[task.id].patch))
             assert "Error" in prompt.partition("<output>")[2]
-        where = msgspec.json.Decoder(TaskProvenance).decode_lines((out / "provenance.jsonl").read_bytes())
+        where = list(read_provenance(provenance_path(out / "train.jsonl")).values())
         assert {one.problem_source for one in where} == {"author tiny: commit message, failing tests"}
         num_asked, before = len(server.prompts), (out / "candidates.jsonl").read_bytes()
         assert main(command) == 0

@@ -8,7 +8,16 @@ import msgspec
 import pytest
 
 from pipeline.request import Limits
-from pipeline.taskfile import gold_path, read_gold, read_tasks, read_verified, standing, verified_path
+from pipeline.taskfile import (
+    gold_path,
+    provenance_path,
+    read_gold,
+    read_provenance,
+    read_tasks,
+    read_verified,
+    standing,
+    verified_path,
+)
 from tests.workers.making.commands import candidates, finished, killed_when
 from tests.workers.making.pricing import (
     PRICING,
@@ -24,7 +33,7 @@ from workers.making.candidates import CandidateBook, Settings
 from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 from workers.making.from_git import CommitWalk
 from workers.making.history import History
-from workers.making.stages import Stages, TaskProvenance
+from workers.making.stages import Stages
 from workers.tasksets.__main__ import main
 
 
@@ -128,7 +137,7 @@ def test_a_history_becomes_verified_tasks_and_every_commit_has_its_reason(
     assert tasks[2].problem == (
         "Half cents are lost in discounts\n\nHalf of 999 cents is 499.5 cents, and half a cent is rounded up."
     )
-    where = msgspec.json.Decoder(TaskProvenance).decode_lines((out / "provenance.jsonl").read_bytes())
+    where = list(read_provenance(provenance_path(out / "train.jsonl")).values())
     assert [(one.commit, one.licence) for one in where] == [
         (shas["packaged fix"], "LICENSE.txt"),
         (shas["merge"], "LICENSE.txt"),
@@ -172,7 +181,7 @@ def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
     killed_when(command(out), lambda: any(one.outcome == "kept" for one in candidates(out)))
     finished(command(out))
     finished(command(whole))
-    for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "provenance.jsonl"):
+    for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "train.provenance.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert len(read_tasks(out / "train.jsonl")) == 2
     assert [one.sha for one in candidates(out)] == [one.sha for one in candidates(whole)]

@@ -13,7 +13,16 @@ import msgspec
 import pytest
 
 from pipeline.task import ExitCode
-from pipeline.taskfile import gold_path, read_gold, read_tasks, read_verified, standing, verified_path
+from pipeline.taskfile import (
+    gold_path,
+    provenance_path,
+    read_gold,
+    read_provenance,
+    read_tasks,
+    read_verified,
+    standing,
+    verified_path,
+)
 from tests.workers.making.commands import candidates, finished, killed_when
 from tests.workers.making.pricing import with_history
 from tests.workers.making.repositories import Repository
@@ -24,7 +33,7 @@ from workers.making.history import Fallen, History
 from workers.making.plant import add_plant_parser, checked_settings
 from workers.making.planting import REACHED, BugPlan, FailingTests, Planter
 from workers.making.reaching import RanTest
-from workers.making.stages import Stages, TaskProvenance
+from workers.making.stages import Stages
 from workers.tasksets.__main__ import main
 from workers.unqueued import limits_of
 
@@ -238,7 +247,7 @@ def test_bugs_planted_in_a_package_become_verified_tasks_that_controls_confirm(
     verified = read_verified(verified_path(out / "train.jsonl"))
     known = [standing(verified, task) for task in tasks]
     assert all(one and one.ok and one.control == "confirmed" and not one.leaking_paths for one in known)
-    where = msgspec.json.Decoder(TaskProvenance).decode_lines((out / "provenance.jsonl").read_bytes())
+    where = list(read_provenance(provenance_path(out / "train.jsonl")).values())
     assert [(one.commit, one.licence, one.seed, one.problem_source) for one in where] == [
         (head, "LICENSE.txt", 7, "planted bug")
     ] * len(tasks)
@@ -278,7 +287,7 @@ def test_a_command_that_is_killed_at_every_stage_plants_the_same_bugs(
     killed_when(command(out), lambda: any(one.outcome == "kept" for one in candidates(out)))
     finished(command(out))
     finished(command(whole))
-    for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "provenance.jsonl"):
+    for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "train.provenance.jsonl"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert len(read_tasks(out / "train.jsonl")) == 2
     assert [one.sha for one in candidates(out)] == [one.sha for one in candidates(whole)]
