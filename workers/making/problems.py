@@ -47,6 +47,7 @@ _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?![ \t\n]|\Z)[^.!?\n]*)*[.!?]?(?:[ \t
 _MARKS = " \t+->*$`"  # of a difference, a quotation, a list, a prompt or code at the ends of a line
 _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # which a text may ask for
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
+_RULE = re.compile(r"\n\n[-_*]{2,}\Z")  # before trailers that are gone
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
@@ -149,7 +150,7 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
         text = pattern.sub("", text)
     text = "".join(_kept_sentences(text, added, is_given_away, removed))
     text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
-    return text, tuple(removed)
+    return _RULE.sub("", text), tuple(removed)
 
 
 def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:

@@ -72,6 +72,13 @@ def test_what_joined_references_goes_with_them(message: str, text: str) -> None:
     assert problem(message).text == text
 
 
+@pytest.mark.parametrize("rule", ["--", "---------", "___", "***"])
+def test_a_rule_before_trailers_goes_with_them(rule: str) -> None:
+    message = f"Sums are **wrong**\n\n{rule}\n\nSigned-off-by: Ann <ann@example.invalid>\n"
+    assert problem(message).text == "Sums are **wrong**"
+    assert problem("Sums are **wrong**").text == "Sums are **wrong**"
+
+
 def test_code_that_repeats_the_fix_goes_and_other_code_stays() -> None:
     found = problem(
         "Adding subtracts\n\n```python\nadd(2, 2)  # 0\n```\nMake it:\n```python\nreturn _carried(a) + b\n```\n"
