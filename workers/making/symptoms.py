@@ -22,7 +22,8 @@ MOST_CODE_LINES, MOST_CODE_CHARS, MOST_OUTPUT_LINES, MOST_LINE_CHARS = 12, 1000,
 # Names that need no explanation.
 _GIVEN = frozenset({*dir(builtins), "tmp_path", "tmpdir", "monkeypatch", "capsys", "caplog", "self"})
 _FAILED = ("AssertionError", "Failed")  # exceptions by which tests notice a wrong result
-_EXPECTING = ("raises", "warns", "assertRaises", "assertRaisesRegex", "assertWarns", "assertLogs")
+_RAISING = ("raises", "assertRaises", "assertRaisesRegex")
+_EXPECTING = (*_RAISING, "warns", "assertWarns", "assertLogs")
 _SETS_UP = ("setUp", "setup_method", "setup")
 # As pytest and go name tests; after a slash go has methods of suites.
 _NAMED_TEST = re.compile(r"(?:::|\.|/(?=Test[A-Z_]))([Tt]est\w+|(?:Example|Fuzz)[A-Z]\w*)")
@@ -48,6 +49,7 @@ class Example:
     called: str
     raised: str  # the exception of the code; "" if a wrong result is noticed
     output: str
+    expected: str = ""  # the exception that the test expects
 
     @property
     def title(self) -> str:
@@ -58,7 +60,9 @@ class Example:
 
     @property
     def text(self) -> str:
-        wanted = "should raise an exception" if "DID NOT RAISE" in self.output else "should work"
+        is_silent = "DID NOT RAISE" in self.output
+        exception = f"`{self.expected}`" if self.expected else "an exception"
+        wanted = f"should raise {exception}" if self.expected or is_silent else "should work"
         return f"This {wanted}:\n\n```python\n{self.code}\n```\n\nIt ends with:\n\n```\n{self.output}\n```"
 
 
@@ -93,7 +97,7 @@ def example_of(
     if not shown or not called or not is_short or _ADDRESS.search(code) or _is_named(test, path, code + output):
         return None
     is_noticed = failure.exception.rpartition(".")[2] in _FAILED or failure.frames[-1].path == path
-    return Example(code, called, "" if is_noticed else failure.exception, output)
+    return Example(code, called, "" if is_noticed else failure.exception, output, _expected(around))
 
 
 def problem_with(examples: Sequence[Example], *, is_gone: bool = False) -> str:
@@ -149,6 +153,18 @@ def _shown(statement: ast.stmt, line: int) -> list[ast.stmt | ast.expr]:
             return [statement]
         case _:
             return []
+
+
+def _expected(around: Sequence[ast.stmt]) -> str:
+    """The exception that the innermost statement around expects of what is in it; "" if none does."""
+    calls = [item.context_expr for one in reversed(around) if isinstance(one, ast.With) for item in one.items]
+    for call in calls:
+        match call:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[first, *_]) if name in _RAISING:
+                return ast.unparse(first)
+            case _:
+                pass
+    return ""
 
 
 def _before(around: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -142,6 +142,27 @@ def test_names_of_hidden_tests_and_of_their_files_are_found_in_a_problem() -> No
     assert not names_tests("tests of price, case_1, Half", in_go)
 
 
+@pytest.mark.parametrize(
+    ("source", "line", "wanted"),
+    [
+        ("def test_order():\n    with pytest.raises(OSError):\n        order(1)", 2, "raise `OSError`"),
+        ("def test_order():\n    with pytest.raises(OSError):\n        order(1)", 3, "raise `OSError`"),
+        (
+            "def test_order(self):\n    with self.assertRaisesRegex((OSError, KeyError), 'x'):\n        order(1)",
+            3,
+            "raise `(OSError, KeyError)`",
+        ),
+        ("def test_order():\n    with pytest.warns(OldOrder):\n        order(1)", 3, "work"),
+        ("def test_order():\n    with order(1) as a:\n        pass", 2, "work"),
+    ],
+)
+def test_an_exception_that_the_test_expects_is_said_to_be_right(source: str, line: int, wanted: str) -> None:
+    other = Failure("NotImplementedError", "", (RaisedIn("shop.py", 3, "order"),), {})
+    found = example(source, line, other)
+    assert found
+    assert found.text.startswith(f"This should {wanted}:\n")
+
+
 def test_parameters_of_a_test_have_their_values() -> None:
     failure = Failure("shop.NoPrice", "7", (RaisedIn("shop.py", 3, "order"),), {"cents": "7", "total": "8"})
     found = example("def test_order(cents, total):\n    assert Shop(order(cents))", 2, failure)
