@@ -1,8 +1,8 @@
 """Small changes of Python code that probably make it wrong: a change of an operator, constant, condition, argument, returned value, index
 or slice, or the removal of a statement.
 
-Code that no test has to read is not changed: docstrings, text that is raised, logged or warned, messages of assertions, annotations; nor
-are f-strings, whose parts have wrong positions in Python 3.11. The code alone does not show whether a change matters: `x < 0` and `x <= 0`
+Code that no test has to read is not changed: docstrings, text that is raised, logged or warned, messages of assertions, annotations, a
+module's version; nor are f-strings, whose parts have wrong positions in Python 3.11. The code alone does not show whether a change matters: `x < 0` and `x <= 0`
 are the same if x is never 0.
 
 Tests need not distinguish two texts with the same meaning: `meaning_of` returns the meaning of code as far as a test may notice it.
@@ -52,6 +52,7 @@ _OPERATORS: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
 }
 _UNARY: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Not: "not", ast.Invert: "~"}
 _LOGS = {"log", "logger", "logging", "warnings"}
+_SAID_OF_A_MODULE = {"__version__", "__author__", "__copyright__", "__date__", "__email__", "__license__"}
 _UNREAD_FIELDS = {"annotation", "returns", "msg"}  # fields of a node that no test reads
 _COMMENT = re.compile(rb"#[^\r\n]*")
 _IN_ANY_ORDER = {"max", "min"}  # functions whose arguments may be swapped
@@ -101,8 +102,10 @@ def bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def tells_people(statement: ast.stmt) -> bool:
-    """Whether the statement only logs or warns."""
+    """Whether the statement only logs or warns, or only gives a module's version, author or licence as a text."""
     match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str())):
+            return name in _SAID_OF_A_MODULE
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name)))):
             return name.lower().strip("_") in _LOGS
         case _:
@@ -114,7 +117,7 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Expr(value=ast.Constant()) | ast.JoinedStr() | ast.Raise():
             return
-        case ast.Expr() if tells_people(node):
+        case ast.Expr() | ast.Assign() if tells_people(node):
             return
         case _:
             yield node
@@ -345,8 +348,8 @@ def _line_of(file: TestFile, offset: int) -> int:
 
 
 def meaning_of(source: bytes) -> str | None:
-    """The code without layout, docstrings, annotations of functions, log lines, messages of errors, and unreachable code; None if it does
-    not parse.
+    """The code without layout, docstrings, annotations of functions, log lines, messages of errors, the module's version, and unreachable
+    code; None if it does not parse.
     """
     file = read(source)
     if file is None:

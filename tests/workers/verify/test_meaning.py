@@ -22,6 +22,7 @@ from workers.verify.mutations import meaning_of
             'def f(a: int) -> int:\n    """Text."""\n    log.info(a)\n    raise A("b", a)',
             "def f(a):\n    raise A(a)",
         ),
+        ("a = 1\n__version__ = '1.12.0'", "a = 1"),
     ],
 )
 def test_what_is_never_done_or_read_makes_no_difference(source: str, same: str) -> None:
@@ -37,6 +38,8 @@ def test_what_is_never_done_or_read_makes_no_difference(source: str, same: str) 
         ("x = a and True", "x = a"),
         ("def f():\n    return a", "def f():\n    a"),
         ("return None\na", "a"),
+        ("__version__ = (1, 2)", ""),
+        ("version = '1'", ""),
     ],
 )
 def test_what_may_be_done_makes_a_difference(source: str, other: str) -> None:
