@@ -39,6 +39,8 @@ RUN_BY = {
     "python -m workers.tasksets from-git *": "tests/workers/making/test_from_git.py",
     "python -m workers.tasksets plant *": "tests/workers/making/test_plant.py",
     "python -m workers.tasksets split *": "tests/workers/tasksets/test_importing.py",
+    "python -m workers.tasksets join *": "tests/workers/tasksets/test_dataset.py",
+    "python -m workers.tasksets report *": "tests/workers/tasksets/test_dataset.py",
     "python -m workers.tasksets export *": "tests/workers/tasksets/test_exports.py",
     "python -m workers.run": "tests/journeys/test_a_worker_dies.py",
     "python -m workers.judge": "tests/workers/judge/test_process.py",

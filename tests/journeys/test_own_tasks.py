@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import docker
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tasks.md"
@@ -26,16 +26,18 @@ PROGRESS = "...  "  # begins a line that only says how far a task is, which depe
 @pytest.fixture
 def checkout(
     tmp_path: Path, docker_client: docker.DockerClient, task_image: str
-) -> Iterator[tuple[Path, str]]:
-    """A directory with a copy of examples/ whose images have a name of their own, and that name."""
-    image = f"swerve-test/pricing-{secrets.token_hex(4)}"
+) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """A directory with a copy of examples/ whose images have names of their own; and by what the page has, what is there instead."""
+    mark = secrets.token_hex(4)
+    image, clone = f"swerve-test/pricing-{mark}", f"shop-{mark}"
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     (tmp_path / "trainer").symlink_to(ROOT / "trainer")
     for file in (tmp_path / "examples").glob("mytasks/*/task.json"):
         file.write_text(file.read_text().replace(IMAGE, image))
-    yield tmp_path, image
-    for tag in docker_client.images.list(image):
-        docker_client.images.remove(tag.id, force=True)
+    yield tmp_path, {IMAGE: image, "runs/shop": f"runs/{clone}"}
+    for made in docker_client.images.list():
+        for tag in (tag for tag in made.tags if tag.startswith((image, f"swerve-git/{clone}"))):
+            docker_client.images.remove(tag, force=True)
 
 
 def sessions() -> list[tuple[str, list[str]]]:
@@ -56,13 +58,15 @@ def masked(line: str) -> str:
     return re.sub(r"[\s=]+", " ", line).strip()
 
 
-def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, str]) -> None:
-    directory, image = checkout
+def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, Mapping[str, str]]) -> None:
+    directory, names = checkout
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     for command, shown in sessions():
+        for name, ours in names.items():
+            command = command.replace(name, ours)
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=directory,
@@ -72,7 +76,9 @@ def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, str]) -
             text=True,
             check=False,
         )
-        text = done.stdout.replace(image, IMAGE).replace(f"{directory}/runs/mytasks", "RUN")
+        text = done.stdout.replace(f"{directory}/runs/mytasks", "RUN")
+        for name, ours in names.items():
+            text = text.replace(ours, name)
         printed = Counter(masked(line) for line in text.splitlines() if not line.startswith(PROGRESS))
         expected = Counter(masked(line) for line in shown if line != ELLIPSIS)
         assert expected <= printed, f"$ {command}\n{text}"
@@ -80,9 +86,13 @@ def test_the_page_on_own_tasks_prints_what_it_says(checkout: tuple[Path, str]) -
             assert printed == expected, f"$ {command}\n{text}"
 
 
-def test_the_page_has_the_five_commands() -> None:
+def test_the_page_has_all_commands_of_the_way() -> None:
     commands = " ".join(command for command, _ in sessions())
     for words in (
+        "workers.tasksets from-git",
+        "workers.tasksets plant",
+        "workers.tasksets join",
+        "workers.tasksets split",
         "workers.tasksets import",
         "workers.images build",
         "workers.verify",

@@ -2,8 +2,8 @@
 or slice, or the removal of a statement.
 
 Code that no test has to read is not changed: docstrings, text that is raised, logged or warned, messages of assertions, annotations, a
-module's version; nor are f-strings, whose parts have wrong positions in Python 3.11. The code alone does not show whether a change matters: `x < 0` and `x <= 0`
-are the same if x is never 0.
+module's version; nor are f-strings, whose parts have wrong positions in Python 3.11. The code alone does not show whether a change
+matters: `x < 0` and `x <= 0` are the same if x is never 0.
 
 Tests need not distinguish two texts with the same meaning: `meaning_of` returns the meaning of code as far as a test may notice it.
 """
