@@ -33,11 +33,11 @@ _TRAILER = re.compile(
     r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
 )
 _NUMBER = r"(?:[\w.-]+/[\w.-]+)?#\d+"
-_REFERRING = rf"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
+_REFERRING = rf"\b(?:this(?: commit| change| patch| PR)?[ \t]+)?(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
 _MORE = rf"(?:[ \t]*(?:[,;&]|\band\b)+[ \t]*(?:{_REFERRING}|{_NUMBER}))*"
 _REFERENCE = re.compile(
     rf"^(?:{_REFERRING}{_MORE}|\({_NUMBER}{_MORE}\))[ \t]*(?:[:,.-][ \t]*)?"
-    rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?",
+    rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?(?=[ \t]*$)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
@@ -147,7 +147,7 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
     ):
         text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
         removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
-        text = pattern.sub("", text)
+        text = pattern.sub("an earlier commit" if kind == "hash" else "", text)
     text = "".join(_kept_sentences(text, added, is_given_away, removed))
     text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     return _RULE.sub("", text), tuple(removed)

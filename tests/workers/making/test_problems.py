@@ -46,7 +46,7 @@ def test_a_message_loses_hashes_links_references_and_trailers() -> None:
         "Sums are differences (#12)\n\nSince 1a2b3c4d5e, adding [two numbers](https://x.invalid/y) subtracts.\n"
         "See https://x.invalid/z\nFixes #11\n\nSigned-off-by: Ann <ann@example.invalid>\nCo-authored-by: B <b@c>\n"
     )
-    assert found.text == "Sums are differences\n\nSince , adding two numbers subtracts.\nSee"
+    assert found.text == "Sums are differences\n\nSince an earlier commit, adding two numbers subtracts.\nSee"
     assert found.source == "commit message"
     assert found.removed == (
         "trailer: Signed-off-by: Ann <ann@example.invalid>",
@@ -65,6 +65,9 @@ def test_a_message_loses_hashes_links_references_and_trailers() -> None:
         ("Fixes #7 - sums are wrong", "sums are wrong"),
         ("Sums are wrong (fixes #7, a/b#8; see #9)", "Sums are wrong"),
         ("Sums are wrong (#7) since Monday, see #8 and #9.", "Sums are wrong since Monday,"),
+        ("Sums are wrong.\n\nThis fixes #7.", "Sums are wrong."),
+        ("Sums are wrong. This PR closes #7, #8", "Sums are wrong."),
+        ("Done to resolve #7, but it broke sums.", "Done to resolve #7, but it broke sums."),
         ("- sums are wrong\n: and so are products", "- sums are wrong\n: and so are products"),
     ],
 )
