@@ -6,7 +6,7 @@ use stays, because the task could not be solved without it. A text that a model 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,15 @@ _TRAILER = re.compile(
     r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
 )
 _NUMBER = r"(?:[\w.-]+/[\w.-]+)?#\d+"
-_REFERRING = rf"\b(?:this(?: commit| change| patch| PR)?[ \t]+)?(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
+_BY = r"(?:this(?: commit| change| patch| PR)?[ \t]+)?"
+_REFERRING = rf"\b{_BY}(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
 _MORE = rf"(?:[ \t]*(?:[,;&]|\band\b)+[ \t]*(?:{_REFERRING}|{_NUMBER}))*"
 _REFERENCE = re.compile(
     rf"^(?:{_REFERRING}{_MORE}|\({_NUMBER}{_MORE}\))[ \t]*(?:[:,.-][ \t]*)?"
-    rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|{_REFERRING}{_MORE}\.?(?=[ \t]*$)",
+    rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|(?P<inside>{_REFERRING}{_MORE}\.?)",
     re.IGNORECASE | re.MULTILINE,
 )
+_LINE_END = re.compile(r"[ \t]*$", re.MULTILINE)
 _LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
 _LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
 _HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
@@ -146,11 +148,27 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
         ("hash", _HASH),
     ):
         text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
-        removed += [f"{kind}: {found[0].strip()}" for found in pattern.finditer(text)]
-        text = pattern.sub("an earlier commit" if kind == "hash" else "", text)
+        taken = [found for found in pattern.finditer(text) if not _is_inside(found)]
+        removed += [f"{kind}: {found[0].strip()}" for found in taken]
+        text = _replaced(text, taken, "an earlier commit" if kind == "hash" else "")
     text = "".join(_kept_sentences(text, added, is_given_away, removed))
     text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     return _RULE.sub("", text), tuple(removed)
+
+
+def _is_inside(found: re.Match[str]) -> bool:
+    """Whether it is a reference in the middle of a sentence, which would not be whole without it."""
+    is_inside = found.re is _REFERENCE and found["inside"] is not None
+    return is_inside and _LINE_END.match(found.string, found.end()) is None
+
+
+def _replaced(text: str, parts: Iterable[re.Match[str]], instead: str) -> str:
+    """The text with something else instead of these parts of it."""
+    kept, at = list[str](), 0
+    for found in parts:
+        kept += [text[at : found.start()], instead]
+        at = found.end()
+    return "".join([*kept, text[at:]])
 
 
 def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:

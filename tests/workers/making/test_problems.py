@@ -124,7 +124,7 @@ def test_a_plain_constant_that_a_call_should_return_stays() -> None:
     assert cleaned(text, patch, lambda name: False) == (text, ())
 
 
-@pytest.mark.parametrize("text", [" ", "[", "![", "`", "`a", "a.\u00a0", "\n", "("])
+@pytest.mark.parametrize("text", [" ", "[", "![", "`", "`a", "a.\u00a0", "\n", "(", "x closes #7, "])
 def test_a_text_that_repeats_itself_is_soon_read(text: str) -> None:
     cleaned(text * 200_000 + "x", PATCH, lambda name: False)
 
