@@ -223,8 +223,8 @@ def test_a_learners_speed_is_a_range_until_it_was_measured(recipe: Path) -> None
     assert dense.step.slow_s == pytest.approx(2 * dense.step.fast_s)
     assert mixture.step.utilisation(mixture.step.fast_s) < dense.step.utilisation(dense.step.slow_s)
     assert dense.step.fast_s < measured.step.fast_s == measured.step.slow_s < dense.step.slow_s
-    assert "a GPU computes its experts one after another" in describe(mixture)
-    assert "one after another" not in describe(dense)
+    assert "to experts of other GPUs" in describe(mixture)
+    assert "to experts of other GPUs" not in describe(dense)
     assert "assumed; plan.utilisation takes what you have measured" in describe(dense)
     assert "plan.utilisation" not in describe(measured)
 
