@@ -61,7 +61,11 @@ def measure(shape: Shape) -> dict[str, list[list[float]]]:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if has_grouped_products(torch.empty(0, device=device, dtype=torch.bfloat16)) else torch.float32
+    dtype = (
+        torch.bfloat16
+        if has_grouped_products(torch.empty(0, device=device, dtype=torch.bfloat16))
+        else torch.float32
+    )
 
     def made(*sizes: int) -> Tensor:
         return (torch.randn(*sizes, device=device) / sizes[-1] ** 0.5).to(dtype).requires_grad_()
@@ -103,9 +107,7 @@ async def experts(short: bool) -> list[Comparison]:
     for shape in (SHORT,) if short else (SMALL, SHARE_OF_30B):
         found = await asyncio.to_thread(measure, shape)
         unit = f"rows per second of {'a GPU' if torch.cuda.is_available() else 'CPU'}, {shape.name}"
-        rows.append(
-            compared("experts", found[GROUPED], found[LOOPED], p50, rival_name=LOOPED, unit=unit)
-        )
+        rows.append(compared("experts", found[GROUPED], found[LOOPED], p50, rival_name=LOOPED, unit=unit))
     return rows
 
 

@@ -265,6 +265,13 @@ def expert_parallel_group() -> distributed.ProcessGroup:
     return group
 
 
+def expert_tensor_parallel_group() -> distributed.ProcessGroup:
+    """The ranks that have parts of the same expert: one, for each expert is whole."""
+    group = parallel_state.get_expert_tensor_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
 def tensor_parallel_group() -> distributed.ProcessGroup:
     group = parallel_state.get_tensor_model_parallel_group()
     assert isinstance(group, distributed.ProcessGroup)

@@ -30,7 +30,9 @@ class Dispatcher:
         self._group = group
         self._num_processes = group.size()
 
-    def dispatch_preprocess(self, tokens: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    def dispatch_preprocess(
+        self, tokens: Tensor, routing_map: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """This process's rows, sorted by expert, and the share of each. `routing_map` and `probs` are of P x all experts."""
         self._shape, num_positions = tokens.shape, len(routing_map)
         num_rows = num_positions * self._per_token

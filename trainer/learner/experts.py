@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
+from trainer.learner.lora import SUFFIX, of_experts
+
 ROW_BYTES = 16
 """Rows of the operands of a grouped product begin at multiples of this."""
 
@@ -43,7 +45,11 @@ def products(rows: Tensor, counts_G: Tensor, widths: Sequence[int]) -> Products:
 
 def has_grouped_products(rows: Tensor) -> bool:
     """Whether the device has a kernel for them; where torch only has a loop of its own, it is no faster than ours."""
-    return rows.is_cuda and rows.dtype == torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    return (
+        rows.is_cuda
+        and rows.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    )
 
 
 class LoopedProducts:
@@ -128,20 +134,29 @@ class LocalExperts(SequentialMLP):
         config = self.config
         inner = config.moe_ffn_hidden_size
         assert inner is not None
-        form = products(rows_RE, counts_G, (config.hidden_size, inner))
-        first, second = (
-            [getattr(expert, name) for expert in cast(Any, self.local_experts)]
-            for name in ("linear_fc1", "linear_fc2")
+        first, second = self._layers("linear_fc1"), self._layers("linear_fc2")
+        adapters = [self._layers(name + SUFFIX) for name in ("linear_fc1", "linear_fc2")]
+        form = products(
+            rows_RE, counts_G, (config.hidden_size, inner, *(one[0].rank for one in adapters if one))
         )
         joint = form.by_weights(rows_RE, [layer.weight for layer in first])
+        if adapters[0]:
+            joint = joint + of_experts(rows_RE, adapters[0], form.by_weights)
         if config.add_bias_linear:
             joint = joint + form.spread([layer.bias for layer in first])
         shares = shares_R[:, None]
         weighted = (self._gated(joint) * shares).to(rows_RE.dtype)
         results = form.by_weights(weighted, [layer.weight for layer in second])
+        if adapters[1]:
+            results += of_experts(weighted, adapters[1], form.by_weights)
         if config.add_bias_linear:
             results += form.spread([layer.bias for layer in second], shares)
         return results, None
+
+    def _layers(self, name: str) -> list[Any]:
+        """The layer of that name of each expert; empty if they have none."""
+        experts = cast(Any, self.local_experts)
+        return [getattr(expert, name) for expert in experts] if hasattr(experts[0], name) else []
 
     def _gated(self, joint: Tensor) -> Tensor:
         gate, up = joint.chunk(2, dim=-1)

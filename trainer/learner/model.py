@@ -38,6 +38,7 @@ from trainer.learner.delta_net import IN_FP32, GatedDeltaNet
 from trainer.learner.dispatch import replace_dispatchers
 from trainer.learner.experts import LocalExperts
 from trainer.learner.logprobs import HeadlessModel
+from trainer.learner.lora import mark_expert
 
 
 class RmsNorm(nn.Module):
@@ -178,22 +179,6 @@ def keep_in_fp32(model: GPTModel) -> None:
                 parameter.data = parameter.data.float()
 
 
-def mark_experts(model: GPTModel) -> None:
-    """Tell Megatron that the copies of an expert are on other ranks than the copies of other weights.
-
-    Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
-    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too. A bias without the
-    flag of a divided parameter would count as a copy of rank 0's in the gradient norm, and one with the flag of sequence parallelism, which
-    Megatron gives it, would have its gradient summed over tensor-parallel ranks that hold other experts.
-    """
-    for module in model.modules():
-        if isinstance(module, LocalExperts):
-            for parameter in module.parameters():
-                parameter.allreduce = parameter.sequence_parallel = False  # type: ignore[attr-defined] - Megatron's marks
-                if not getattr(parameter, "tensor_model_parallel", False):
-                    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
-
-
 def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     """This rank's part of the model, on the CPU, its weights uninitialised. Call inside `backend.device_scope`.
 
@@ -214,7 +199,9 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
         position_embedding_type="none",  # RotaryAttention turns queries and keys
     )
     _mark_divided(model)
-    mark_experts(model)
+    for module in model.modules():
+        if isinstance(module, LocalExperts):
+            mark_expert(module)
     replace_dispatchers(model)
     if config.recompute != "none":
         _let_gradients_through(model)

@@ -162,7 +162,12 @@ def step_time(recipe: Recipe, architecture: Architecture, length: EpisodeLength,
     peak_s = (flops + repeated) / peak
     slow, fast = utilisation_range(recipe, architecture)
     num_positions = num_episodes * sum(lengths)
-    sent = num_positions * recipe.learner.num_epochs * dispatched_bytes(architecture, recipe.learner) / gpus.count
+    sent = (
+        num_positions
+        * recipe.learner.num_epochs
+        * dispatched_bytes(architecture, recipe.learner)
+        / gpus.count
+    )
     expert = recipe.learner.expert_parallel
     elsewhere = (expert - min(expert, recipe.plan.gpus_per_node)) / max(expert - 1, 1)
     return StepTime(
