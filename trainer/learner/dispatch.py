@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 from trainer.learner import backend
 
 
-class Dispatcher:
+class TokenDispatcher:
     """Sends each position to the experts that it chose, and adds up what they return.
 
     The host waits for the device once in a forward pass, and only if processes share the experts: it has to know how many rows it sends to
@@ -97,6 +97,6 @@ def replace_dispatchers(model: GPTModel) -> None:
     """Give the layers of `model` that have experts our dispatcher in the place of Megatron's."""
     for layer in cast(Any, model.decoder.layers):
         if isinstance(layer.mlp, MoELayer):
-            cast(Any, layer.mlp).token_dispatcher = Dispatcher(
+            cast(Any, layer.mlp).token_dispatcher = TokenDispatcher(
                 per_token=model.config.moe_router_topk, group=backend.expert_parallel_group()
             )
