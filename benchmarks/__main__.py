@@ -19,6 +19,7 @@ NAMES = (
     "relay",
     "tracing",
     "learner",
+    "experts",
     "kept_tokens",
     "weight_patches",
     "checkpoints",

@@ -22,6 +22,7 @@ LEARNERS = (
     "trainer/learner/",
     "trainer/feed.py",
     "trainer/warmstart",
+    "benchmarks/experts.py",
     "benchmarks/learner_methods.py",
     "benchmarks/simulation/",
 )

@@ -115,6 +115,10 @@ async def test_all_three_learners_take_the_same_steps() -> None:
     assert {line["unit"].split(" of ")[0] for line in lines} == {"tokens a second", "MiB", "%"}
 
 
+async def test_both_forms_of_experts_do_the_same_work() -> None:
+    assert rivals(await said("experts")) == {"a product for each expert"}
+
+
 async def test_keeping_tokens_is_compared_with_the_step() -> None:
     assert rivals(await said("kept_tokens")) == {"nothing kept", "the step", "unpacked"}
 

@@ -218,9 +218,11 @@ def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str
     if config.routing_replay and (not experts or experts.count > 256):
         count = f"{experts.count} experts, and reports have a byte for each" if experts else "no experts"
         faults.append(f"learner.routing_replay: the model has {count}; set it to false")
-    if experts and config.lora.rank and {*config.lora.targets} & {"gate_proj", "up_proj", "down_proj"}:
+    of_mlp = {*config.lora.targets} & {"gate_proj", "up_proj", "down_proj"}
+    if experts and experts.in_one_tensor and config.lora.rank and of_mlp:
         faults.append(
-            "learner.lora.targets: experts get no adapters; name some of q_proj, k_proj, v_proj and o_proj only"
+            f"learner.lora.targets: experts of {architecture.family}, which are one tensor, get no adapters; name some of q_proj, k_proj, "
+            "v_proj and o_proj only"
         )
     return faults
 

@@ -16,7 +16,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
-from megatron.core.transformer.moe import token_dispatcher
 from torch import Tensor, distributed
 
 # torch.distributed does not export these to type checkers.
@@ -103,32 +102,14 @@ def device_scope() -> Iterator[None]:
         yield
 
 
-class _FinishedStream:
-    """A CUDA stream whose work is always done, and its own event."""
-
-    def wait_stream(self, _other: object) -> None: ...
-
-    def record_event(self) -> "_FinishedStream":
-        return self
-
-    def synchronize(self) -> None: ...
-
-
-def _counts_on_host(counts: Any, as_numpy: bool = False, **_: Any) -> Any:
-    return counts.numpy() if as_numpy and isinstance(counts, torch.Tensor) else counts
-
-
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    here, stream = torch.device("cpu"), _FinishedStream()
+    here = torch.device("cpu")
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (torch.cuda, "current_device", lambda: here),
         (torch.cuda, "synchronize", lambda *_: None),
-        # The dispatcher of tokens to experts copies counts to the host on a stream of its own, some of them as arrays.
-        (torch.cuda, "Stream", _FinishedStream),
-        (torch.cuda, "current_stream", lambda: stream),
-        (torch.cuda, "stream", lambda _stream: contextlib.nullcontext()),
-        (token_dispatcher, "maybe_move_tensor_to_cpu", _counts_on_host),
+        # Megatron's dispatcher of tokens to experts, in the place of which is ours, makes one.
+        (torch.cuda, "Stream", object),
         # Recomputation puts back the random state that the first pass began with.
         (megatron_random, "_get_cuda_rng_state", lambda **_: None),
         (megatron_random, "_set_cuda_rng_state", lambda *_, **__: None),
@@ -284,6 +265,13 @@ def expert_parallel_group() -> distributed.ProcessGroup:
     return group
 
 
+def expert_tensor_parallel_group() -> distributed.ProcessGroup:
+    """The ranks that have parts of the same expert: one, for each expert is whole."""
+    group = parallel_state.get_expert_tensor_parallel_group()
+    assert isinstance(group, distributed.ProcessGroup)
+    return group
+
+
 def tensor_parallel_group() -> distributed.ProcessGroup:
     group = parallel_state.get_tensor_model_parallel_group()
     assert isinstance(group, distributed.ProcessGroup)
@@ -318,6 +306,21 @@ def host_group() -> distributed.ProcessGroup:
         group = distributed.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     assert isinstance(group, distributed.ProcessGroup)
     return group
+
+
+def begin_copy_to_host(numbers: Tensor) -> Callable[[], list[Any]]:
+    """Begins to copy numbers to the host. What it returns waits for them, and for nothing that the device was given later."""
+    copied = numbers.to("cpu", non_blocking=True)
+    if not numbers.is_cuda:
+        return copied.tolist
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> list[Any]:
+        done.synchronize()
+        return copied.tolist()
+
+    return wait
 
 
 def replica_group(parameter: Tensor) -> distributed.ProcessGroup:

@@ -4,7 +4,9 @@ Each adapted projection computes y = W x + alpha / rank * B A x, where A starts 
 and value in one layer, and gate and up projection in another; adapters are nevertheless separate for each projection, as in other tools.
 They are written as a directory in PEFT's format, which transformers, PEFT and SGLang load beside the starting model.
 
-Linear attention has none of these projections, so its layers get adapters for their MLP only.
+Linear attention has none of these projections, so its layers get adapters for their MLP only. Of a mixture, each expert has adapters of its
+own; `experts.py` multiplies by those of all experts together. An expert that every token passes and first layers without experts have none:
+PEFT takes the names of their projections for those of experts, and would leave theirs out.
 
 Under tensor parallelism, adapters are divided like the layer that they belong to: for a layer divided by output, B is divided and A is
 whole; for one divided by input, A is divided and B is whole. The result of A, only `rank` wide, is what the ranks exchange.
@@ -12,7 +14,7 @@ whole; for one divided by input, A is divided and B is whole. The result of A, o
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +41,9 @@ from trainer.learner.architecture import Architecture
 from trainer.learner.config import LoraConfig
 from trainer.learner.hf import gates_last, interleave, parameters
 
+ByWeights = Callable[[Tensor, Sequence[Tensor]], Tensor]
+"""Multiplies rows that are sorted by expert by a matrix of each expert: `experts.py`."""
+
 SUFFIX = "_adapter"
 """The suffix that the layer's name gets to name its adapter, which is registered beside the layer."""
 
@@ -56,23 +61,29 @@ DIVIDED_BY_OUTPUT = ("linear_qkv", "linear_fc1")
 class Adapter(MegatronModule):
     """The adapters of one layer. Parameters: `q_proj_A`, rank x inputs; `q_proj_B`, outputs x rank; and so on."""
 
-    def __init__(self, layer: nn.Module, name: str, config: LoraConfig, transformer: Any) -> None:
+    def __init__(
+        self, layer: nn.Module, name: str, config: LoraConfig, transformer: Any, *, expert: int | None = None
+    ) -> None:
+        """`expert` is the number of the expert in the whole model that the layer belongs to, which no other rank has a part of."""
         super().__init__(config=transformer)
         self.layer_name = name
+        self.expert = expert
         self.projections = tuple(one for one in PROJECTIONS[name] if one in config.targets)
-        self.scale = config.alpha / config.rank
+        self.rank, self.scale = config.rank, config.alpha / config.rank
         weight = cast(nn.Parameter, layer.weight)
-        self._widths = dict(zip(PROJECTIONS[name], _output_widths(name, weight, transformer), strict=True))
+        self.widths = dict(zip(PROJECTIONS[name], _output_widths(name, weight, transformer), strict=True))
         self.is_divided_by_output = name in DIVIDED_BY_OUTPUT
         for one in self.projections:
             down = nn.Parameter(weight.new_empty(config.rank, weight.shape[1]))
-            up = nn.Parameter(weight.new_zeros(self._widths[one], config.rank))
+            up = nn.Parameter(weight.new_zeros(self.widths[one], config.rank))
             divided, axis, whole = (up, 0, down) if self.is_divided_by_output else (down, 1, up)
             set_tensor_model_parallel_attributes(divided, is_parallel=True, dim=axis, stride=1)
             # Each rank sees only part of the positions of a whole matrix, so Megatron adds its gradients up.
             whole.sequence_parallel = transformer.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
             self.register_parameter(f"{one}_A", down)
             self.register_parameter(f"{one}_B", up)
+        if expert is not None:
+            mark_expert(self)
 
     def pair(self, projection: str) -> tuple[nn.Parameter, nn.Parameter]:
         """A and B, as this rank's parts."""
@@ -92,7 +103,7 @@ class Adapter(MegatronModule):
             F.linear(narrow_of[one], pairs[one][1])
             if one in pairs
             else narrow_PR.new_zeros(narrow_PR.shape[0], width)
-            for one, width in self._widths.items()
+            for one, width in self.widths.items()
         ]
         return self._fused(wide, dim=1)[:, None]
 
@@ -100,7 +111,7 @@ class Adapter(MegatronModule):
     def merged(self, weight: Tensor) -> Tensor:
         """The layer's weight with the adapters added, this rank's part. It is computed in fp32 and returned in the weight's type."""
         deltas = []
-        for one, width in self._widths.items():
+        for one, width in self.widths.items():
             if one in self.projections:
                 down, up = self.pair(one)
                 deltas.append(self.scale * up.float() @ down.float())
@@ -113,15 +124,31 @@ class Adapter(MegatronModule):
     ) -> dict[str, Any]:
         """The adapter in checkpoints that other layouts can read."""
         divided, axis = ("B", 0) if self.is_divided_by_output else ("A", 1)
-        axes = {f"{one}_{divided}": axis for one in self.projections}
+        axes = {f"{one}_{divided}": axis for one in self.projections} if self.expert is None else {}
         assert metadata is not None, "given by checkpoint.py"
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
             axes,
             sharded_offsets,
-            tp_group=backend.tensor_parallel_group(),
+            tp_group=self._group(),
             dp_cp_group=metadata["dp_cp_group"],
+        )
+
+    def whole(self, projection: str) -> tuple[Tensor, Tensor]:
+        """A and B over all ranks that have parts of them. Collective."""
+        group = self._group()
+        down, up = self.pair(projection)
+        divided = up if self.is_divided_by_output else down
+        parts = [torch.empty_like(divided) for _ in range(group.size())]
+        distributed.all_gather(parts, divided.detach().contiguous(), group=group)
+        joined = torch.cat(parts, dim=0 if self.is_divided_by_output else 1)
+        return (down, joined) if self.is_divided_by_output else (joined, up)
+
+    def _group(self) -> distributed.ProcessGroup:
+        """The ranks that have parts of the layer."""
+        return (
+            backend.tensor_parallel_group() if self.expert is None else backend.expert_tensor_parallel_group()
         )
 
     def _exchange(self, narrow_PR: Tensor) -> Tensor:
@@ -145,7 +172,7 @@ class Adapter(MegatronModule):
             return torch.cat(parts, dim=dim)
         head_width = self.config.kv_channels
         assert head_width is not None
-        num_groups = self._widths["k_proj"] // head_width
+        num_groups = self.widths["k_proj"] // head_width
         if self.config.attention_output_gate:
             parts = [gates_last(parts[0], num_groups, head_width, dim=dim), *parts[1:]]
         return interleave(parts, num_groups, dim=dim)
@@ -154,16 +181,54 @@ class Adapter(MegatronModule):
 def attach(model: GPTModel, config: LoraConfig) -> None:
     """Give the layers of `model` their adapters, the same in every parallel layout."""
     for layer in cast(Any, model.decoder.layers):
-        owners = [layer.self_attention, *([] if isinstance(layer.mlp, MoELayer) else [layer.mlp])]
-        for owner in owners:
-            for name in PROJECTIONS:
-                linear = getattr(owner, name, None)
-                if linear is None or not set(PROJECTIONS[name]) & set(config.targets):
-                    continue
-                adapter = Adapter(linear, name, config, model.config)
-                _initialise(adapter, layer.layer_number)
-                owner.add_module(name + SUFFIX, adapter)
-                linear.register_forward_hook(_adding(adapter))
+        number = layer.layer_number
+        _attach(layer.self_attention, config, model.config, f"{number}")
+        if isinstance(layer.mlp, MoELayer):
+            experts = cast(Any, layer.mlp.experts).local_experts
+            for index, expert in zip(layer.mlp.local_expert_indices, experts, strict=True):
+                _attach(expert, config, model.config, f"{number} {index}", expert=index)
+        elif model.config.num_moe_experts is None:
+            _attach(layer.mlp, config, model.config, f"{number}")
+
+
+def _attach(
+    owner: Any, config: LoraConfig, transformer: Any, seed: str, *, expert: int | None = None
+) -> None:
+    for name in PROJECTIONS:
+        linear = getattr(owner, name, None)
+        if linear is None or not set(PROJECTIONS[name]) & set(config.targets):
+            continue
+        adapter = Adapter(linear, name, config, transformer, expert=expert)
+        _initialise(adapter, seed)
+        owner.add_module(name + SUFFIX, adapter)
+        if expert is None:
+            linear.register_forward_hook(_adding(adapter))
+
+
+def of_experts(rows: Tensor, experts: Sequence[Adapter], by_weights: ByWeights) -> Tensor:
+    """The term that the adapters of the same layer of all experts add to its output, for rows that are sorted by expert."""
+    first, wide = experts[0], list[Tensor]()
+    for one, width in first.widths.items():
+        if one not in first.projections:
+            wide.append(rows.new_zeros(len(rows), width))
+            continue
+        downs, ups = zip(*(adapter.pair(one) for adapter in experts), strict=True)
+        wide.append(by_weights(by_weights(rows, downs) * first.scale, ups))
+    return torch.cat(wide, dim=1)
+
+
+def mark_expert(module: nn.Module) -> None:
+    """Tell Megatron that the copies of an expert are on other ranks than the copies of other weights.
+
+    Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
+    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too. A bias without the
+    flag of a divided parameter would count as a copy of rank 0's in the gradient norm, and one with the flag of sequence parallelism, which
+    Megatron gives it, would have its gradient summed over tensor-parallel ranks that hold other experts.
+    """
+    for parameter in module.parameters():
+        parameter.allreduce = parameter.sequence_parallel = False  # type: ignore[attr-defined] - Megatron's marks
+        if not getattr(parameter, "tensor_model_parallel", False):
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, Adapter]]:
@@ -195,13 +260,14 @@ def _output_widths(name: str, weight: Tensor, transformer: Any) -> list[int]:
 
 
 @torch.no_grad()
-def _initialise(adapter: Adapter, layer_number: int) -> None:
+def _initialise(adapter: Adapter, seed: str) -> None:
     """A uniform in +-1/sqrt(inputs), as PEFT does; each rank draws the whole matrix and takes its part."""
     group = backend.tensor_parallel_group()
+    is_whole = adapter.is_divided_by_output or adapter.expert is not None
     for one in adapter.projections:
         down, _ = adapter.pair(one)
-        num_parts = 1 if adapter.layer_name in DIVIDED_BY_OUTPUT else group.size()
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{layer_number} {one}".encode()))
+        num_parts = 1 if is_whole else group.size()
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {one}".encode()))
         whole = torch.rand(down.shape[0], down.shape[1] * num_parts, generator=generator) * 2 - 1
         mine = whole.chunk(num_parts, dim=1)[group.rank() if num_parts > 1 else 0]
         down.copy_(mine / math.sqrt(whole.shape[1]))
@@ -219,15 +285,16 @@ def gather_adapters(model: GPTModel, architecture: Architecture) -> dict[str, Te
     object's size times the number of ranks.
     """
     table, mine = parameters(model, architecture), dict[str, Tensor]()
+    is_first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    is_first = is_first and backend.tensor_parallel_group().rank() == 0
+    is_first_of_expert = parallel_state.get_expert_data_parallel_rank() == 0
     for weight_name, adapter in adapters(model):
         theirs = dict(zip(PROJECTIONS[adapter.layer_name], table[weight_name].origins, strict=True))
         for one in adapter.projections:
             prefix = f"base_model.model.{theirs[one].removesuffix('.weight')}"
-            for letter, whole in zip("AB", _whole(adapter, one), strict=True):
-                mine[f"{prefix}.lora_{letter}.weight"] = whole.detach().cpu()
-    is_first_copy = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-    if not is_first_copy or backend.tensor_parallel_group().rank() != 0:
-        mine = {}
+            for letter, whole in zip("AB", adapter.whole(one), strict=True):
+                if is_first if adapter.expert is None else is_first_of_expert:
+                    mine[f"{prefix}.lora_{letter}.weight"] = whole.detach().cpu()
     return _on_first_rank(mine)
 
 
@@ -249,17 +316,6 @@ def _on_first_rank(mine: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _whole(adapter: Adapter, projection: str) -> tuple[Tensor, Tensor]:
-    """A and B over all tensor-parallel ranks. Collective."""
-    group = backend.tensor_parallel_group()
-    down, up = adapter.pair(projection)
-    divided = up if adapter.is_divided_by_output else down
-    parts = [torch.empty_like(divided) for _ in range(group.size())]
-    distributed.all_gather(parts, divided.detach().contiguous(), group=group)
-    joined = torch.cat(parts, dim=0 if adapter.is_divided_by_output else 1)
-    return (down, joined) if adapter.is_divided_by_output else (joined, up)
-
-
 def write_adapters(tensors: dict[str, Tensor], directory: Path, config: LoraConfig, *, source: Path) -> None:
     """Writes the adapters. `source` is the model that they belong to."""
     directory.mkdir()
@@ -270,7 +326,8 @@ def write_adapters(tensors: dict[str, Tensor], directory: Path, config: LoraConf
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(config.targets),
+        # Some families have other names for the projections of experts.
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -23,7 +23,6 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
@@ -36,7 +35,10 @@ from trainer.learner.architecture import Architecture, Experts, layout_faults
 from trainer.learner.attention import OutputGatedAttention, RotaryAttention
 from trainer.learner.config import LearnerConfig
 from trainer.learner.delta_net import IN_FP32, GatedDeltaNet
+from trainer.learner.dispatch import replace_dispatchers
+from trainer.learner.experts import LocalExperts
 from trainer.learner.logprobs import HeadlessModel
+from trainer.learner.lora import mark_expert
 
 
 class RmsNorm(nn.Module):
@@ -177,29 +179,6 @@ def keep_in_fp32(model: GPTModel) -> None:
                 parameter.data = parameter.data.float()
 
 
-class ExpertOutput(RowParallelLinear):
-    """The second matrix of an expert, which is whole. Megatron would exchange its result among one rank, and then cannot add a bias."""
-
-    def forward(self, input_: Tensor) -> tuple[Tensor, Tensor | None]:
-        return F.linear(input_, self.weight), self.bias
-
-
-def mark_experts(model: GPTModel) -> None:
-    """Tell Megatron that the copies of an expert are on other ranks than the copies of other weights.
-
-    Megatron flags the experts itself, but only if they are divided. An expert without the flag that is whole on every rank would have its
-    gradient summed over the data-parallel ranks alone, and not over the tensor-parallel ones, whose tokens differ too. A bias without the
-    flag of a divided parameter would count as a copy of rank 0's in the gradient norm, and one with the flag of sequence parallelism, which
-    Megatron gives it, would have its gradient summed over tensor-parallel ranks that hold other experts.
-    """
-    for module in model.modules():
-        if isinstance(module, SequentialMLP):
-            for parameter in module.parameters():
-                parameter.allreduce = parameter.sequence_parallel = False  # type: ignore[attr-defined] - Megatron's marks
-                if not getattr(parameter, "tensor_model_parallel", False):
-                    set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
-
-
 def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
     """This rank's part of the model, on the CPU, its weights uninitialised. Call inside `backend.device_scope`.
 
@@ -220,7 +199,10 @@ def build_model(architecture: Architecture, config: LearnerConfig) -> GPTModel:
         position_embedding_type="none",  # RotaryAttention turns queries and keys
     )
     _mark_divided(model)
-    mark_experts(model)
+    for module in model.modules():
+        if isinstance(module, LocalExperts):
+            mark_expert(module)
+    replace_dispatchers(model)
     if config.recompute != "none":
         _let_gradients_through(model)
     model.to(transformer.params_dtype)
@@ -251,7 +233,7 @@ def _layer(architecture: Architecture, experts: Experts | None, *, is_linear: bo
     layer: Any = spec.submodules  # a union of dataclasses; this one is of a transformer layer
     layer.input_layernorm = layer.pre_mlp_layernorm = RmsNorm
     if experts:
-        layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
+        layer.mlp.submodules.experts.module = LocalExperts
     if is_linear:
         layer.self_attention = ModuleSpec(GatedDeltaNet, params={"architecture": architecture})
         return spec

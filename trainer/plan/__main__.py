@@ -105,13 +105,17 @@ def _learner_lines(plan: RunPlan) -> Iterator[str]:
         f"{_range(step.utilisation(step.slow_s), step.utilisation(step.fast_s), form='.0%')} of the peak without what is repeated, "
         f"{_range(step.num_tokens / step.slow_s, step.num_tokens / step.fast_s)} tokens/s{_assumption_words(plan)}"
     )
+    if step.sent_bytes:
+        yield (
+            f"  to experts of other GPUs and back: a GPU sends {gib(step.sent_bytes)} in a step, {gib(step.sent_to_machines_bytes)} of it "
+            "to other machines"
+        )
 
 
 def _assumption_words(plan: RunPlan) -> str:
     if plan.recipe.plan.utilisation is not None:
         return ""
-    experts = "; a GPU computes its experts one after another" if plan.architecture.experts else ""
-    return f" (assumed{experts}; plan.utilisation takes what you have measured)"
+    return " (assumed; plan.utilisation takes what you have measured)"
 
 
 def _range(least: float, most: float, *, form: str = ",.0f") -> str:

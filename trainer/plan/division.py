@@ -51,52 +51,70 @@ SUFFIX = "_adapter"
 """The suffix that the name of an adapter's layer adds to the name of the layer that it belongs to."""
 
 
-def adapter_sizes(
-    architecture: Architecture, lora: LoraConfig, tensor: int, layers: range
-) -> Iterator[tuple[str, int, int]]:
-    """Name and number of values of each adapter matrix, in all of these layers together, and the number of those that have it. Experts get
-    no adapters, and layers with linear attention none for their attention.
+class _Projection(msgspec.Struct, frozen=True):
+    """A projection that may have adapters, in all layers of a process that have it."""
 
-    For a layer that is divided by output, A is whole and B divided; for one that is divided by input, the other way round.
+    layer: str  # the layer in which Megatron computes it
+    inputs: int
+    outputs: int
+    count: int  # layers that have it, on a process
+    copies: int  # experts of one of these layers that have it, on a process; 0: it is none of experts
+
+
+def adapter_sizes(
+    architecture: Architecture, lora: LoraConfig, division: "Division", layers: range
+) -> Iterator["HeldParameter"]:
+    """Each adapter matrix, in all of these layers together. Layers with linear attention have none for their attention.
+
+    For a layer that is divided by output, A is whole and B divided; for one that is divided by input, the other way round. An expert's are
+    whole.
     """
     if not lora.rank:
         return
-    num_attention_layers = len({*layers} - architecture.delta_layers)
-    for one, (layer, inputs, outputs) in _projections(architecture).items():
-        if one not in lora.targets:
+    for one, found in _projections(architecture, division.expert, layers):
+        if one not in lora.targets or not found.count:
             continue
-        is_divided_by_input = layer.endswith(("linear_proj", "linear_fc2"))
-        inputs, outputs = (inputs // tensor, outputs) if is_divided_by_input else (inputs, outputs // tensor)
-        count = num_attention_layers if layer.startswith("self_attention") else len(layers)
-        if count:
-            yield f"{layer}{SUFFIX}.{one}_A", count * lora.rank * inputs, count
-            yield f"{layer}{SUFFIX}.{one}_B", count * lora.rank * outputs, count
+        tensor = 1 if found.copies else division.tensor
+        inputs, outputs = found.inputs, found.outputs
+        if found.layer.endswith(("linear_proj", "linear_fc2")):
+            inputs //= tensor
+        else:
+            outputs //= tensor
+        for letter, width in (("A", inputs), ("B", outputs)):
+            yield HeldParameter(
+                f"decoder.layers.{found.layer}{SUFFIX}.{one}_{letter}",
+                found.count * max(found.copies, 1) * lora.rank * width,
+                is_expert=bool(found.copies),
+                num_layers=found.count,
+            )
 
 
 def num_adapter_parameters(architecture: Architecture, lora: LoraConfig) -> int:
     """The number of adapter parameters of the whole model; 0 without adapters."""
     layers = range(architecture.num_layers)
-    return sum(size for _, size, _ in adapter_sizes(architecture, lora, 1, layers))
+    return sum(one.num_values for one in adapter_sizes(architecture, lora, _UNDIVIDED, layers))
 
 
-def _projections(architecture: Architecture) -> dict[str, tuple[str, int, int]]:
-    """The layer in which Megatron computes each projection, its inputs and its outputs."""
+def _projections(
+    architecture: Architecture, expert_parallel: int, layers: range
+) -> Iterator[tuple[str, _Projection]]:
+    """The projections of these layers, by Hugging Face's names."""
     width, head_width = architecture.width, architecture.head_width
     queries, keys = architecture.num_heads * head_width, architecture.num_key_value_heads * head_width
-    found = {
-        "q_proj": ("self_attention.linear_qkv", width, queries * (2 if architecture.gated else 1)),
-        "k_proj": ("self_attention.linear_qkv", width, keys),
-        "v_proj": ("self_attention.linear_qkv", width, keys),
-        "o_proj": ("self_attention.linear_proj", queries, width),
-    }
-    if architecture.experts is None:
-        mlp_width = architecture.mlp_width
-        found |= {
-            "gate_proj": ("mlp.linear_fc1", width, mlp_width),
-            "up_proj": ("mlp.linear_fc1", width, mlp_width),
-            "down_proj": ("mlp.linear_fc2", mlp_width, width),
-        }
-    return found
+    joint, attending = "self_attention.linear_qkv", len({*layers} - architecture.delta_layers)
+    gated = queries * (2 if architecture.gated else 1)
+    yield "q_proj", _Projection(joint, width, gated, attending, 0)
+    yield "k_proj", _Projection(joint, width, keys, attending, 0)
+    yield "v_proj", _Projection(joint, width, keys, attending, 0)
+    yield "o_proj", _Projection("self_attention.linear_proj", queries, width, attending, 0)
+    experts, name = architecture.experts, "mlp"
+    inner, count, copies = architecture.mlp_width, len(layers), 0
+    if experts:  # the only MLPs of a mixture that have adapters
+        name, inner, copies = "mlp.experts.local_experts", experts.width, experts.count // expert_parallel
+        count = sum(architecture.experts_of(layer) is not None for layer in layers)
+    yield "gate_proj", _Projection(f"{name}.linear_fc1", width, inner, count, copies)
+    yield "up_proj", _Projection(f"{name}.linear_fc1", width, inner, count, copies)
+    yield "down_proj", _Projection(f"{name}.linear_fc2", inner, width, count, copies)
 
 
 class Division(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,8 +201,8 @@ def parameters(
             parameter.is_expert,
             count,
         )
-    for name, num_values, count in adapter_sizes(architecture, lora, tensor, layers) if lora else ():
-        yield HeldParameter(f"decoder.layers.{name}", num_values, num_layers=count)
+    if lora:
+        yield from adapter_sizes(architecture, lora, division, layers)
     if is_last:
         yield HeldParameter(FINAL_NORM, outer[FINAL_NORM].num_values(tensor))
         if not architecture.tied:
@@ -207,5 +225,8 @@ def num_active_parameters(architecture: Architecture) -> int:
     )
 
 
+_UNDIVIDED = Division(tensor=1, pipeline=1, context=1, expert=1, data=1)
+
+
 def _whole(architecture: Architecture) -> Iterator[HeldParameter]:
-    return parameters(architecture, Division(tensor=1, pipeline=1, context=1, expert=1, data=1), 0)
+    return parameters(architecture, _UNDIVIDED, 0)

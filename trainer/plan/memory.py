@@ -149,6 +149,15 @@ def _mlp(architecture: Architecture, config: LearnerConfig) -> float:
     return routed + _dense(experts.shared_width, config)
 
 
+def grouped_bytes(architecture: Architecture, config: LearnerConfig) -> int:
+    """Bytes of the copy of the larger matrices of a layer's experts on a process, and of their gradients, while they are multiplied."""
+    experts = architecture.experts
+    if experts is None:
+        return 0
+    num_values = experts.count // config.expert_parallel * 2 * experts.width * architecture.width
+    return 2 * num_values * VALUE_BYTES[config.dtype]
+
+
 def _dense(mlp_width: int, config: LearnerConfig) -> float:
     return 5 * mlp_width * VALUE_BYTES[config.dtype] / config.tensor_parallel / config.context_parallel
 
@@ -286,7 +295,7 @@ def _activation_bytes(
     """Bytes that all micro-batches in flight keep for the backward pass, and that one layer needs while its backward pass runs.
 
     A stage has begun one micro-batch for itself and one for each later stage. During its backward pass, a layer holds all of its
-    activations, and gradients of about the same size.
+    activations, and gradients of about the same size; experts besides have a copy of their weights.
     """
     in_flight = division.pipeline - stage
     num_layers = architecture.num_layers // division.pipeline
@@ -300,4 +309,5 @@ def _activation_bytes(
             again = rule_bytes(architecture, config) if is_linear else 0.0
             kept += count * saved
             during = max(during, (whole - saved) + whole + 2 * again)
-    return round(config.micro_batch_tokens * (in_flight * kept + during))
+    copied = grouped_bytes(architecture, config)
+    return round(config.micro_batch_tokens * (in_flight * kept + during)) + copied

@@ -14,10 +14,19 @@ from pipeline.harness import Harness
 from pipeline.task import Resources
 from trainer.agent_file import read_program
 from trainer.learner.architecture import Architecture, recomputed_flops, training_flops
+from trainer.learner.config import LearnerConfig
 from trainer.learner.devices import GIB, GpuGroup, Gpus, Hosts
 from trainer.plan.division import Division, num_adapter_parameters, num_parameters, shape_of
 from trainer.plan.engines import Demand, EnginePlan, EpisodeLength, demand, episode_length, plan_engines
-from trainer.plan.memory import OPTIMIZER_BYTES, WEIGHT_BYTES, RankMemory, fullest_rank, usable_bytes
+from trainer.plan.memory import (
+    FP32_BYTES,
+    OPTIMIZER_BYTES,
+    VALUE_BYTES,
+    WEIGHT_BYTES,
+    RankMemory,
+    fullest_rank,
+    usable_bytes,
+)
 from trainer.recipe import Recipe
 from trainer.recipe.loading import about_source
 
@@ -107,7 +116,7 @@ def gib(num_bytes: float) -> str:
 # The share of its peak that a GPU may reach while it trains, slow and fast, where plan.utilisation says nothing. The attention, the
 # MLP's activation and the rotary embedding are not fused kernels, and communication does not overlap with computation.
 DENSE_UTILISATION = (0.2, 0.4)
-# A GPU computes its experts one after another: small products, and a wait of the host for the number of tokens of each layer's experts.
+# The experts of a GPU are one product, but of few rows each, and tokens are copied and sent for it in every layer. Not measured.
 MIXTURE_UTILISATION = (0.05, 0.15)
 # The share of a version's bytes that a patch has, measured at a learning rate of 1e-6, in docs/weights.md. A larger rate changes more.
 DELTA_SHARE = 0.0043
@@ -124,6 +133,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     slow_s: float
     fast_s: float
     peak_flops_per_s: float  # the peaks of all GPUs of the learner together
+    sent_bytes: int  # bytes that a GPU sends to the experts of others and back, if all experts are chosen equally often
+    sent_to_machines_bytes: int  # the part of these that leaves its machine
 
     def utilisation(self, train_s: float) -> float:
         """The used share of the peak, by the operations that the result needs."""
@@ -150,13 +161,39 @@ def step_time(recipe: Recipe, architecture: Architecture, length: EpisodeLength,
     peak = gpus.count * gpus.device.flops_per_s
     peak_s = (flops + repeated) / peak
     slow, fast = utilisation_range(recipe, architecture)
+    num_positions = num_episodes * sum(lengths)
+    sent = (
+        num_positions
+        * recipe.learner.num_epochs
+        * dispatched_bytes(architecture, recipe.learner)
+        / gpus.count
+    )
+    expert = recipe.learner.expert_parallel
+    elsewhere = (expert - min(expert, recipe.plan.gpus_per_node)) / max(expert - 1, 1)
     return StepTime(
         flops=flops,
-        num_tokens=num_episodes * sum(lengths),
+        num_tokens=num_positions,
+        sent_bytes=round(sent),
+        sent_to_machines_bytes=round(sent * elsewhere),
         slow_s=peak_s / slow,
         fast_s=peak_s / fast,
         peak_flops_per_s=peak,
     )
+
+
+def dispatched_bytes(architecture: Architecture, config: LearnerConfig) -> float:
+    """Bytes that one position's way to its experts and back is, over all layers, where these are on other processes.
+
+    It takes a vector to each of its experts, with a share in fp32, and gets one from each; the backward pass sends the gradients of all
+    three the other way. What is recomputed is sent again.
+    """
+    if architecture.experts is None:
+        return 0.0
+    num_layers = architecture.num_layers - architecture.experts.num_dense_layers
+    elsewhere = (config.expert_parallel - 1) / config.expert_parallel
+    of_choice = 2 * architecture.width * VALUE_BYTES[config.dtype] + FP32_BYTES
+    num_passes = 2 if config.recompute == "none" else 3
+    return num_layers * architecture.experts.per_token * elsewhere * num_passes * of_choice
 
 
 def utilisation_range(recipe: Recipe, architecture: Architecture) -> tuple[float, float]:

@@ -616,7 +616,7 @@ class PlanRecipe(Table, frozen=True, kw_only=True):
     hosts: Line = ""
     slots_per_core: PositiveAmount = 1.0  # number of episodes at once for each core of a host
     # Share of its peak speed that a GPU reaches while it trains, with what recomputation repeats. The default is between 0.2 and 0.4, and
-    # for a mixture of experts between 0.05 and 0.15, because a GPU computes its experts one after another. Both are assumptions.
+    # for a mixture of experts between 0.05 and 0.15, whose products have few rows each. Both are assumptions.
     utilisation: PartShare | None = None
     # Speed at which one machine reads or writes the file system of the run directory.
     storage_gib_per_s: PositiveAmount = 2.0

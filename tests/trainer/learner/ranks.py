@@ -173,7 +173,24 @@ def gather(model_directory: Path, results: Path) -> None:
         (results / "gathered.json").write_bytes(msgspec.json.encode((received, sizes)))
 
 
-FED = ("data", "data, experts replayed", "pipeline, experts replayed")
+DISPATCHED_TOKENS = (33, 33)
+"""The samples of a step whose way to the experts is counted: one for each rank."""
+
+
+def dispatched(model_directory: Path, results: Path) -> None:
+    """Leaves `dispatched-<rank>.json`: the bytes that a step brings to this rank's experts, and back to its tokens, by `recompute`."""
+    counts: dict[str, int] = {}
+    for recompute in ("none", "selective", "full"):
+        options = config(expert_parallel=2, micro_batch_tokens=40, recompute=recompute)
+        learner = Learner(options, model_directory=model_directory)
+        with counted_bytes("all_to_all_single") as received:
+            learner.step(make_batch(make_samples(DISPATCHED_TOKENS)))
+        counts[recompute] = sum(received)
+    (results / f"dispatched-{distributed.get_rank()}.json").write_bytes(msgspec.json.encode(counts))
+
+
+WITH_EXPERTS = "data, experts replayed"
+FED = ("data", WITH_EXPERTS, "pipeline, experts replayed")
 
 
 def fed(case: Case, results: Path) -> None:
@@ -241,6 +258,8 @@ def main() -> None:
     gather(Path(cases[0].model_directory), results)
     split_gradient(results)
     for case in cases:
+        if case.name == WITH_EXPERTS:
+            dispatched(Path(case.model_directory), results)
         if case.name in FED:
             fed(case, results)
     backend.leave()

@@ -127,8 +127,15 @@ LAYOUTS: dict[str, dict[str, Any]] = (
         | SEQUENCE
         | {"distributed_optimizer": True, "recompute": "full"},
         "adapters, context, pipeline": ADAPTERS | CONTEXT | PIPELINE,
+        "adapted experts, data, distributed optimizer": ADAPTERS | EXPERT | {"distributed_optimizer": True},
+        "adapted experts, sequence": ADAPTERS | EXPERT | SEQUENCE,
+        "adapted experts whole, sequence": ADAPTERS | SEQUENCE,
+        "adapted experts, pipeline, recomputed": ADAPTERS | EXPERT | PIPELINE | {"recompute": "full"},
     }
 )
+
+ALONE = {"adapters": ADAPTERS, "adapted experts": ADAPTERS, "replayed": REPLAY}
+"""What one process needs to do the same, by kind."""
 
 SIZES = ("tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")
 """Layouts that agree in these share four processes. Others do not: threads of earlier process groups would poll beside them."""
@@ -181,6 +188,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ),
         "tied": tied,
         "replayed": experts,
+        "adapted experts": experts,
         "experts": experts,
         "adapters": wide,
         "dense": wide,
@@ -194,7 +202,7 @@ def expected(
     """Log-probs, which tokens are the likeliest, losses and what the first step adds to the weights, by one process."""
     outcomes = {}
     for kind, directory in models.items():
-        alone = {"adapters": ADAPTERS, "replayed": REPLAY}.get(kind, {})
+        alone = ALONE.get(kind, {})
         learner = Learner(options(**alone), model_directory=directory)
         _, likeliest = learner.likelihoods(make_samples())
         logprobs, losses = learner.logprobs(make_samples(), 0.8), train(learner, 1)
@@ -252,7 +260,7 @@ def test_one_process_goes_on_from_the_checkpoint_of_four(
     name: str, models: dict[str, Path], results: Path
 ) -> None:
     kind = kind_of(name)
-    alone = options(**{"adapters": ADAPTERS, "replayed": REPLAY}.get(kind, {}))
+    alone = options(**ALONE.get(kind, {}))
     learner = Learner(alone, model_directory=models[kind])
     assert learner.restore(results / f"{name}-checkpoint") == b"four processes"
     expected = read(results, name).losses[NUM_STEPS_BEFORE:]
@@ -286,6 +294,7 @@ def kind_of(name: str) -> str:
         "qwen3_5",
         "tied",
         "replayed",
+        "adapted experts",
         "experts",
         "adapters",
     )

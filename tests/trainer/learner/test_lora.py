@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,11 @@ from safetensors.torch import load_file
 
 from tests.trainer.learner.tiny import (
     DELTA_NET,
+    EXPERTS,
+    GLM4_MOE,
+    GPT_OSS,
+    MINIMAX_M2,
+    QWEN3_NEXT,
     assert_same_run,
     config,
     gradients,
@@ -123,7 +129,9 @@ def test_adapters_of_gated_attention_and_beside_linear_attention_are_those_of_pe
     for model in (adapted, read_reference(tmp_path / "exported")):
         for sample, ours in zip(samples, observed, strict=True):
             expected, kept = reference_logprobs(model, sample).detach().numpy(), sample.trained_T[1:]
-            np.testing.assert_allclose(ours[1:][kept], expected[kept], atol=5e-5)
+            np.testing.assert_allclose(
+                ours[1:][kept], expected[kept], atol=5e-5, err_msg=type(model).__name__
+            )
 
 
 # Quick: a resume goes on bit for bit.
@@ -160,11 +168,45 @@ def test_an_export_of_adapters_beside_experts_keeps_the_experts(qwen3_moe: Path,
     assert changed == {"q_proj", "o_proj"}
 
 
-def test_experts_get_no_adapters(qwen3_moe: Path) -> None:
-    (fault,) = layout_faults(read_architecture(qwen3_moe), config(lora=LoraConfig(rank=4)))
-    assert fault.startswith("learner.lora.targets: experts get no adapters")
+def test_experts_that_are_one_tensor_get_no_adapters(tmp_path: Path) -> None:
+    architecture = read_architecture(write_model(tmp_path, "gpt_oss", **GPT_OSS))
+    (fault,) = layout_faults(architecture, config(lora=LoraConfig(rank=4)))
+    assert fault.startswith("learner.lora.targets: experts of gpt_oss, which are one tensor, get no adapters")
 
 
 def test_adapters_and_a_choice_of_weights_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"learner\.train_only"):
         config(lora=SOME, train_only=(".mlp.",))
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": EXPERTS,
+    "glm4_moe": GLM4_MOE,  # a dense layer, and an expert that every token passes
+    "minimax_m2": MINIMAX_M2,
+    "qwen3_next": QWEN3_NEXT,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys")  # which PEFT itself makes
+@pytest.mark.parametrize("family", MIXTURES)
+def test_adapters_of_experts_are_merged_into_the_weights_and_are_those_of_peft(
+    family: str, tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path / "model", family, **MIXTURES[family])
+    learner = Learner(config(lora=TARGETS["all"], lr=1e-2), model_directory=directory)
+    start = learner.logprobs(make_samples(), 1.0)
+    train(learner, 3)
+    observed = learner.logprobs(make_samples(), 1.0)
+    assert max(np.abs(left - right).max() for left, right in zip(start, observed, strict=True)) > 0.1
+    learner.export(tmp_path / "exported")
+    before, after = (load_file(one / SINGLE_FILE) for one in (directory, tmp_path / "exported"))
+    experts = [name for name in before if ".experts." in name]
+    assert experts
+    assert not any(torch.equal(before[name], after[name]) for name in experts)
+    adapted = PeftModel.from_pretrained(read_reference(directory), tmp_path / "exported" / "adapter").eval()
+    for model in (read_reference(tmp_path / "exported"), adapted):
+        for sample, ours in zip(make_samples(), observed, strict=True):
+            expected, kept = reference_logprobs(model, sample).detach().numpy(), sample.trained_T[1:]
+            np.testing.assert_allclose(
+                ours[1:][kept], expected[kept], atol=5e-5, err_msg=type(model).__name__
+            )

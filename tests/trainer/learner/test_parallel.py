@@ -1,6 +1,7 @@
 """Two processes against one: every layout must lead to the weights that one process would have reached."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 
 from tests.trainer.forking import run_ranks
 from tests.trainer.learner.ranks import (
+    DISPATCHED_TOKENS,
     FED,
     REPORTED_LAYOUTS,
+    WITH_EXPERTS,
     Case,
     Reported,
     Seen,
@@ -29,7 +32,9 @@ from tests.trainer.learner.tiny import (
     write_model,
 )
 from trainer.learner.config import LagMetrics, LearnerConfig, LossConfig, StepMetrics
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
+from trainer.plan.planning import dispatched_bytes
 
 pytestmark = pytest.mark.cpu_only
 
@@ -285,3 +290,21 @@ def test_a_rank_is_sent_the_experts_of_its_own_positions_and_layers_a_byte_for_e
     assert received["data"] == 0
     assert received["pipeline, experts replayed"] == whole / 2
     assert 0.3 * whole < received["data, experts replayed"] < 0.7 * whole
+
+
+@pytest.mark.parametrize("name", [WITH_EXPERTS])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_way_to_experts_of_another_process_is_as_many_bytes_as_a_plan_says(
+    name: str, recompute: Literal["none", "selective", "full"], results: Path, models: dict[str, Path]
+) -> None:
+    """A plan counts what goes to the other process, half of all if the experts are chosen equally often. Each process besides tells the
+    other, as integers of 8 bytes, how many rows it sends to each of its experts.
+    """
+    architecture = read_architecture(models[name])
+    assert architecture.experts is not None
+    counted = [msgspec.json.decode((results / f"dispatched-{rank}.json").read_bytes()) for rank in range(2)]
+    num_passes = 1 if recompute == "none" else 2
+    numbers = 2 * num_passes * architecture.num_layers * architecture.experts.count * 8
+    num_positions = sum(length - 1 for length in DISPATCHED_TOKENS)
+    planned = dispatched_bytes(architecture, config(expert_parallel=2, recompute=recompute))
+    assert sum(one[recompute] for one in counted) == 2 * num_positions * planned + numbers

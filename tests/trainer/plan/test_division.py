@@ -79,7 +79,12 @@ def test_every_parameter_of_the_real_model_is_counted_once(
 @pytest.mark.parametrize("targets", [LORA_TARGETS, ("q_proj", "v_proj", "down_proj")])
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("qwen3", {"head_dim": 32}), ("qwen3_moe", EXPERTS), ("qwen3_5_text", DELTA_NET)],
+    [
+        ("qwen3", {"head_dim": 32}),
+        ("qwen3_moe", EXPERTS),
+        ("glm4_moe", GLM4_MOE),
+        ("qwen3_5_text", DELTA_NET),
+    ],
 )
 def test_every_parameter_of_the_real_adapters_is_counted(
     family: str, changes: dict[str, object], targets: tuple[LoraTarget, ...], tmp_path: Path

@@ -223,10 +223,22 @@ def test_a_learners_speed_is_a_range_until_it_was_measured(recipe: Path) -> None
     assert dense.step.slow_s == pytest.approx(2 * dense.step.fast_s)
     assert mixture.step.utilisation(mixture.step.fast_s) < dense.step.utilisation(dense.step.slow_s)
     assert dense.step.fast_s < measured.step.fast_s == measured.step.slow_s < dense.step.slow_s
-    assert "a GPU computes its experts one after another" in describe(mixture)
-    assert "one after another" not in describe(dense)
     assert "assumed; plan.utilisation takes what you have measured" in describe(dense)
     assert "plan.utilisation" not in describe(measured)
+
+
+def test_a_plan_says_what_a_gpu_sends_to_experts_of_others_and_to_other_machines(recipe: Path) -> None:
+    changes = ["model=Qwen3-30B-A3B", "learner.sequence_parallel=true"]
+    whole, divided = plan_of(recipe, *changes), plan_of(recipe, *changes, "learner.expert_parallel=8")
+    assert whole.step.sent_bytes == 0
+    assert "to experts of other GPUs" not in describe(whole)
+    passes = 2 if divided.recipe.learner.recompute == "none" else 3
+    of_layer = 8 * 7 / 8 * passes * (2 * 2048 * 2 + 4)
+    assert divided.step.sent_bytes == pytest.approx(divided.step.num_tokens * 48 * of_layer / 8)
+    assert divided.step.sent_to_machines_bytes == 0
+    assert "to experts of other GPUs" in describe(divided)
+    apart = plan_of(recipe, *changes, "learner.expert_parallel=8", "plan.gpus_per_node=2").step
+    assert apart.sent_to_machines_bytes == pytest.approx(apart.sent_bytes * 6 / 7)
 
 
 def test_another_division_of_the_gpus_is_tried_with_each_change(recipe: Path) -> None:
