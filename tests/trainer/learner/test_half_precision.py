@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from benchmarks.small_models import DELTA_NET, write_model
 from tests.trainer.learner.tiny import (
-    DELTA_NET,
     config,
     gradients,
     make_samples,
@@ -17,7 +17,6 @@ from tests.trainer.learner.tiny import (
     take_step,
     train,
     trained_throughout,
-    write_model,
 )
 from trainer.batching.batch import Sample
 from trainer.learner import export

@@ -9,8 +9,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from benchmarks.small_models import DELTA_NET, write_model
 from tests.trainer.learner.tiny import (
-    DELTA_NET,
     assert_same_run,
     config,
     gradients,
@@ -19,7 +19,6 @@ from tests.trainer.learner.tiny import (
     read_reference,
     reference_logprobs,
     train,
-    write_model,
 )
 from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LoraConfig

@@ -6,14 +6,19 @@ import msgspec
 import pytest
 from safetensors import safe_open
 
+from benchmarks.small_models import EXPERTS, write_model
 from tests.trainer.forking import run_ranks
 from tests.trainer.learner.storage_ranks import Counted, Layout
-from tests.trainer.learner.tiny import EXPERTS, config, largest_difference, read_export, write_model
+from tests.trainer.learner.tiny import config, largest_difference, read_export
 from trainer.learner.export import to_hugging_face
 from trainer.learner.hf import INDEX_FILE
 from trainer.learner.megatron import Learner
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1200)]  # four processes on all cores
+pytestmark = [
+    pytest.mark.cpu_only,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]  # four processes on all cores
 
 LAYOUTS = {
     "data": {},
