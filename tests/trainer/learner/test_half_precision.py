@@ -1,4 +1,4 @@
-"""Packing in bf16, the precision of a GPU: `make gpu-check` runs this with the GPU's attention kernel, other machines with the CPU's."""
+"""Packing in bf16, the precision of a GPU: on one it runs with the GPU's attention kernel, on other machines with the CPU's."""
 
 from dataclasses import replace
 from pathlib import Path

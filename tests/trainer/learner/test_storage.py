@@ -14,11 +14,7 @@ from trainer.learner.export import to_hugging_face
 from trainer.learner.hf import INDEX_FILE
 from trainer.learner.megatron import Learner
 
-pytestmark = [
-    pytest.mark.cpu_only,
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-]  # four processes on all cores
+pytestmark = [pytest.mark.cpu_only, pytest.mark.slow, pytest.mark.timeout(1200)]  # four processes on all cores
 
 LAYOUTS = {
     "data": {},
