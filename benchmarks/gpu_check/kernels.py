@@ -73,17 +73,21 @@ def check(device: DeviceKind) -> Findings:
 def attention_deviations(case: Case, lengths: tuple[int, ...]) -> dict[str, float]:
     """How far the learner's attention in bf16 is from `reference`: its output, and each gradient."""
     generator = torch.Generator().manual_seed(len(lengths))
-    shapes = [(sum(lengths), heads, HEAD_WIDTH) for heads in (NUM_HEADS, NUM_KEY_HEADS, NUM_KEY_HEADS)]
-    query_PHD, key_PHD, value_PHD = (_random(shape, generator).requires_grad_() for shape in shapes)
+    num_positions = sum(lengths)
+    query_PHD = _random((num_positions, NUM_HEADS, HEAD_WIDTH), generator).requires_grad_()
+    key_PHD = _random((num_positions, NUM_KEY_HEADS, HEAD_WIDTH), generator).requires_grad_()
+    # As in a layer, values are a view of what one matrix gives for queries, keys and values: no two positions are side by side.
+    joint = _random((num_positions, NUM_KEY_HEADS, 3 * HEAD_WIDTH), generator).requires_grad_()
+    value_PHD = joint[..., 2 * HEAD_WIDTH :]
     module, inputs = _attention(case), [query_PHD, key_PHD, value_PHD]
     if module.sinks is not None:
         with torch.no_grad():
             module.sinks.copy_(_random((NUM_HEADS,), generator))
         inputs.append(module.sinks)
-    weights_PHD = _random(shapes[0], generator)
+    weights_PHD = _random(query_PHD.shape, generator)
     boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     with backend.device_scope():
-        attended_PHD = module._attend(query_PHD, key_PHD, value_PHD, _packing(boundaries)).view(shapes[0])
+        attended_PHD = module._attend(query_PHD, key_PHD, value_PHD, _packing(boundaries)).view_as(query_PHD)
     found = [attended_PHD, *torch.autograd.grad((attended_PHD * weights_PHD).sum(), inputs)]
     expected = reference(inputs, weights_PHD, boundaries.tolist(), module.scale, case.window)
     names = ("output", "gradient of queries", "gradient of keys", "gradient of values", "gradient of sinks")

@@ -243,7 +243,8 @@ def own_tests(device: DeviceKind) -> Findings:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not cpu_only", "tests/trainer/learner"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout[-20_000:], done.stderr[-5_000:])
-    for number, what in re.findall(r"(\d+) (passed|failed|error|skipped)", done.stdout.rpartition("\n=")[2]):
+    last = done.stdout.strip().rpartition("\n")[2]
+    for number, what in re.findall(r"(\d+) (passed|failed|error|skipped)", last):
         found.numbers[what] = int(number)
     found.faults += re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, flags=re.MULTILINE)
     if done.returncode and not found.faults:

@@ -161,12 +161,11 @@ def _sampled(
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [python, "-m", "infra.serving.engine", "--model", str(model), "--port", str(port)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     child = processes.start(
         "engine",
         [*command, "--device", device, "--dtype", "bfloat16"],
         log=log,
-        environment=environment,
+        environment=_environment(),
     )
     try:
         waited = processes.wait_until(lambda: _answers(url), child=child, timeout_s=ENGINE_START_S, log=log)
@@ -184,6 +183,12 @@ async def _ask(url: str, device: DeviceKind) -> tuple[list[list[int]], list[Repl
         prompts = [target.prompt(PROMPT_TOKENS) for _ in range(NUM_REPLIES[device])]
         asked = (target.sample(url, prompt, REPLY_TOKENS[device], temperature=1.0) for prompt in prompts)
         return prompts, list(await asyncio.gather(*asked))
+
+
+def _environment() -> dict[str, str]:
+    """Without what is set for a learner's allocator: an engine has its own settings, and a trainer sets it itself."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTORCH_CUDA_ALLOC_CONF"}
+    return inherited | {"PYTHONPATH": str(ROOT)}
 
 
 def _answers(url: str) -> bool:
@@ -310,6 +315,6 @@ def _run_command(device: DeviceKind) -> list[str]:
 
 def _call(*words: str) -> None:
     """Run one of our programs with its output in this step's log. Raises RuntimeError if it fails."""
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=_environment(), check=False)
     if done.returncode:
         raise RuntimeError(f"python {' '.join(words[:3])} ended with status {done.returncode}")

@@ -115,7 +115,7 @@ STEPS: Sequence[Step] = (
     Step(
         "machine",
         "GPUs, driver, torch, NCCL, shared memory, disk and open files are what training needs.",
-        20,
+        60,
         f"{HERE}.machine:check",
         "The machine or its Python environment is not ready; no later step would say anything about Swerve.",
         "Do what the lines above say; `make setup-gpu` makes an environment whose torch fits the driver.",
@@ -124,7 +124,7 @@ STEPS: Sequence[Step] = (
     Step(
         "kernels",
         "Variable-length attention over 32,000 positions, and products of bf16 with results in fp32, are those of plain fp32.",
-        40,
+        60,
         f"{HERE}.kernels:check",
         "torch's kernels compute something else than the learner calls them for, so losses and gradients would be wrong.",
         "Install the torch of constraints.txt with `make setup-gpu`; with that one, send the file.",
@@ -148,7 +148,7 @@ STEPS: Sequence[Step] = (
     Step(
         "recipes",
         "The settings of each recipe for GPUs take one optimizer step, on one GPU, with random weights and few layers.",
-        150,
+        140,
         f"{HERE}.recipes:check",
         "The recipes that are named would fail in their first step, or learn nothing from it.",
         "Run again with --only recipes; where memory is the reason, the recipe needs the GPUs that its table [plan] names.",
@@ -172,7 +172,7 @@ STEPS: Sequence[Step] = (
     Step(
         "engine",
         "SGLang in bf16 samples tokens with the log-probs that the learner in bf16 gives them.",
-        120,
+        110,
         f"{HERE}.serving:engine",
         "Engine and learner compute different policies, so the off-policy correction would start from wrong log-probs.",
         "Compare SGLang's version with constraints.txt; try its flag --attention-backend triton.",
@@ -180,7 +180,7 @@ STEPS: Sequence[Step] = (
     Step(
         "run",
         "Two steps of a real run: tasks, containers, SGLang in bf16, training, and a new version in the engine.",
-        260,
+        220,
         f"{HERE}.serving:short_run",
         "The parts work alone and not together.",
         "Read runs/gpu-check/logs; `python -m trainer.where runs/gpu-check` says where the time went.",
