@@ -276,7 +276,7 @@ def _judged(rows: Sequence[StepRow]) -> Findings:
 def _prepare() -> None:
     """Tasks and weights, kept for the next time."""
     if not (TASKS / "heldout.jsonl").exists():
-        counts = ("--seed", "0", "--train", "8", "--heldout", "8")
+        counts = ("--seed", "0", "--train", "4", "--heldout", "4")
         _call("-m", "trainer.demo", "tasks", "--out", str(TASKS / "family"), *counts)
         for part in ("train", "heldout"):
             source, target = str(TASKS / "family" / part), str(TASKS / f"{part}.jsonl")
@@ -306,7 +306,7 @@ def _run_command(device: DeviceKind) -> list[str]:
     }
     return [
         *("-m", "infra.local", "trainer/recipes/smollm2_135m.toml", "--run-dir", str(RUN), "--fresh"),
-        *("--device", device, "--dtype", "bfloat16"),
+        *("--model", str(SMOLLM2), "--device", device, "--dtype", "bfloat16"),
         *("--prepare", f"-m trainer.demo images {TASKS / 'family'}"),
         *("--prepare", f"-m workers.verify {TASKS / 'train.jsonl'} --new", "--"),
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),

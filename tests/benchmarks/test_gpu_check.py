@@ -1,5 +1,6 @@
 """The check on GPUs: when it stops, what it says and writes, and that what passes for a step that holds was measured."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from benchmarks.gpu_check.steps import (
 )
 from pipeline.commandline import FAILED, MISUSE
 
+ROOT = Path(__file__).parents[2]
 DEFAULT = [step for step in STEPS if not step.is_extra]
 
 
@@ -242,3 +244,18 @@ def test_a_number_that_is_none_keeps_no_bound() -> None:
     found.at_most("a", float("nan"), 1.0)
     found.at_least("b", float("nan"), 1.0)
     assert len(found.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "is_success"), [(0, True), (command.UNDECIDED, True), (FAILED, False), (MISUSE, False)]
+)
+def test_make_takes_steps_that_were_not_run_for_no_failure(
+    tmp_path: Path, status: int, is_success: bool
+) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
+    stand_in.chmod(0o755)
+    words = ["make", "gpu-check", f"GPU_PYTHON={stand_in}", "CHECK=--only kernels --go-on"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == is_success
+    assert "-m benchmarks.gpu_check --only kernels --go-on" in done.stdout

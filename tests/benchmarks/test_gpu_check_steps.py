@@ -227,7 +227,7 @@ def test_the_command_of_the_short_run_is_understood() -> None:
     settings = [word for word in parsed.passed_on if word != "--set"]
     recipe = load_recipe(parsed.recipe, settings)
     assert (recipe.num_steps, recipe.learner.dtype, recipe.audit.share) == (serving.NUM_STEPS, "bf16", 1.0)
-    assert Path(recipe.model) == serving.SMOLLM2
+    assert Path(recipe.model) == parsed.model == serving.SMOLLM2
 
 
 def test_a_machine_without_shared_memory_disk_or_files_is_told_how_to_get_them(
