@@ -202,10 +202,10 @@ def test_an_engine_in_half_precision_is_as_near_to_the_learner_as_rounding_allow
 
 
 def step_row(step: int, **changes: Any) -> StepRow:
-    zeros = dict.fromkeys(("version", "loss", "grad_norm", "lr", "reward_mean", "num_trajectories"), 0)
+    zeros = dict.fromkeys(("version", "loss", "lr", "reward_mean", "num_trajectories"), 0)
     tokens = dict.fromkeys(("num_trained_tokens", "num_unique_sampled_tokens", "num_gap_tokens"), 100)
     gap = {"logprob_gap_max": 0.1, "logprob_gap_mean": 0.004}
-    return StepRow(**zeros | tokens | gap | {"step": step, "request_ids": ()} | changes)
+    return StepRow(**zeros | tokens | gap | {"step": step, "grad_norm": 0.5, "request_ids": ()} | changes)
 
 
 def test_a_run_holds_by_its_journal_alone() -> None:
@@ -215,6 +215,10 @@ def test_a_run_holds_by_its_journal_alone() -> None:
     assert "1 of 2 steps" in serving._judged([step_row(1)]).faults[0]
     far = [step_row(1), step_row(2, logprob_gap_mean=0.4)]
     assert "log-prob gap, nats in the mean" in serving._judged(far).faults[0]
+    still = [step_row(1), step_row(2, grad_norm=0.0)]
+    assert serving._judged(still).faults == [
+        "a step had no gradient, so the versions that were published are equal"
+    ]
     unmeasured = [step_row(n, logprob_gap_max=None, num_gap_tokens=0) for n in (1, 2)]
     assert "no step was audited" in serving._judged(unmeasured).faults[0]
 
