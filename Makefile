@@ -117,8 +117,12 @@ images: setup
 	@bash infra/docker/wheels.sh
 	@COMPOSE_PROFILES=cpu,trainer bash infra/docker/compose.sh build
 
+# make gpu-check [CHECK="--only kernels"] [GPU_PYTHON=python3]: what holds on this machine's NVIDIA GPUs, step by step; docs/plan.md has more.
+# Exit status 3 says that nothing failed and something could not be run, as with one GPU; the last line says what.
+CHECK      ?=
+GPU_PYTHON ?= $(if $(wildcard $(PYTHON)),$(PYTHON),python3)
 gpu-check:
-	@bash infra/setup/gpu_check.sh
+	@$(GPU_PYTHON) -m benchmarks.gpu_check $(CHECK) || [ $$? -eq 3 ]
 
 # Keeps runs and models.
 clean:

@@ -1,4 +1,4 @@
-"""The learner on this machine's device: `python -m benchmarks.device [--json] [--short]`; `make gpu-check` runs it on a GPU.
+"""The learner on this machine's device: `python -m benchmarks.device [--json] [--short]`; `make gpu-check` measures with it on a GPU.
 
 Compared are memory at the peak of a step with the plan's figure (tensors of a GPU: a CPU's allocator does not count them), operations a
 second with the device's peak (where it is known), and bytes a second of an export with writing as many to one file.
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -82,9 +83,20 @@ def measure(shape: Shape, directory: Path, device: Device) -> Iterator[Compariso
         run.close()
 
 
-def _compared_steps(
-    run: LearnerRun, shape: Shape, directory: Path, device: Device, of: str
-) -> Iterator[Comparison]:
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Steps that a learner took, without the first."""
+
+    flops: int  # operations of the model, without what is computed again
+    seconds: float
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.flops / self.seconds
+
+
+def take_steps(run: LearnerRun, shape: Shape, directory: Path) -> Timed:
+    """One step to begin with, then as many as the shape has rounds, each on a batch of its own."""
     architecture = read_architecture(directory)
     batches = [
         learner_methods.make_batch(
@@ -99,25 +111,37 @@ def _compared_steps(
         )
         for batch in batches[1:]
     ]
+    return Timed(sum(flops), sum(seconds))
+
+
+def planned_bytes(config: LearnerConfig, directory: Path) -> int:
+    """What the plan says that the tensors of a learner alone on its GPU take at the peak."""
+    architecture = read_architecture(directory)
+    return fullest_rank(architecture, config, Division.of(config, architecture, 1)).gpu_bytes
+
+
+def _compared_steps(
+    run: LearnerRun, shape: Shape, directory: Path, device: Device, of: str
+) -> Iterator[Comparison]:
+    reached = take_steps(run, shape, directory).flops_per_s
     if device.is_gpu:
-        division = Division.of(run.config, architecture, 1)
-        planned = fullest_rank(architecture, run.config, division).gpu_bytes
         yield Comparison(
             "device",
             device.peak_bytes() / GIB,
-            planned / GIB,
+            planned_bytes(run.config, directory) / GIB,
             "the plan",
             f"GiB of tensors at the peak, {of}",
         )
     if device.flops_per_s:
-        reached = sum(flops) / sum(seconds) / 1e12
         yield Comparison(
-            "device", reached, device.flops_per_s / 1e12, "the device's peak", f"TFLOP/s of a step, {of}"
+            "device",
+            reached / 1e12,
+            device.flops_per_s / 1e12,
+            "the device's peak",
+            f"TFLOP/s of a step, {of}",
         )
     else:
-        yield Comparison(
-            "device", sum(flops) / sum(seconds) / 1e9, 0.0, "no known peak", f"GFLOP/s of a step, {of}"
-        )
+        yield Comparison("device", reached / 1e9, 0.0, "no known peak", f"GFLOP/s of a step, {of}")
 
 
 def _compared_export(run: LearnerRun, directory: Path, of: str) -> Comparison:

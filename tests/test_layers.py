@@ -17,14 +17,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "benchmarks": {"pipeline", "workers", "trainer", "infra"},
 }
 HEAVY = {"aiohttp", "docker", "megatron", "numpy", "sglang", "tokenizers", "torch", "transformers"}
-# torch and megatron belong to the learner; the warm start is a learner's first hour, and the benchmark compares learners.
+# torch and megatron belong to the learner; the warm start is a learner's first hour, the benchmark compares learners, and the check of GPUs
+# has one on them.
 LEARNERS = (
     "trainer/learner/",
     "trainer/feed.py",
     "trainer/warmstart",
     "benchmarks/experts.py",
+    "benchmarks/gpu_check/",
     "benchmarks/learner_methods.py",
     "benchmarks/simulation/",
+    "benchmarks/small_models.py",
 )
 FILES = sorted(path.relative_to(ROOT) for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 
@@ -87,6 +90,7 @@ def test_a_process_without_a_learner_never_loads_torch(modules: str, absent: set
 @pytest.mark.parametrize(
     "command",
     [
+        "benchmarks.gpu_check",
         "infra.web",
         "pipeline",
         "workers.judge",

@@ -67,4 +67,4 @@ known = recognise(name, memory_bytes)
 print(f"setup-gpu: torch {torch.__version__} sees {torch.cuda.device_count()} x {name}")
 print(f"setup-gpu: {known.name} in a plan" if known else "setup-gpu: no plan knows this GPU; trainer/learner/devices.py has those")
 CHECK
-say 'next: PYTHON=.venv/bin/python make gpu-check, and engines with .venv-engine/bin/python -m infra.serving.engine --device cuda'
+say 'next: make gpu-check, and engines with .venv-engine/bin/python -m infra.serving.engine --device cuda'

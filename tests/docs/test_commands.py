@@ -65,6 +65,7 @@ RUN_BY = {
     "python -m infra.local *": "tests/infra/test_local.py",
     "python -m infra.observe.dashboards": "tests/infra/observe/test_files.py",
     "python -m infra.chaos*": "tests/infra/test_chaos.py",
+    "python -m benchmarks.gpu_check *": "tests/benchmarks/test_gpu_check.py",
     "python -m benchmarks.harnesses*": "tests/workers/foreign/test_shipped.py",
     "python -m benchmarks.compare": "tests/benchmarks/test_benchmarks.py",
     "python -m benchmarks.tracing": "tests/benchmarks/test_benchmarks.py",

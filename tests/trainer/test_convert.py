@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.learner.tiny import MINIMAX_M2, config, largest_difference, read_export, write_model
+from benchmarks.small_models import MINIMAX_M2, write_model
+from tests.trainer.learner.tiny import config, largest_difference, read_export
 from trainer import convert
 from trainer.learner import backend
 from trainer.learner.megatron import Learner

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.learner.tiny import EXPERTS, write_model
+from benchmarks.small_models import EXPERTS, write_model
 from trainer.learner import backend
 
 

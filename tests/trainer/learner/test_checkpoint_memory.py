@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.small_models import write_model
 from tests.trainer.learner.checkpoint_memory_ranks import Layout, Peaks
-from tests.trainer.learner.tiny import config, train, write_model
+from tests.trainer.learner.tiny import config, train
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
 from trainer.learner.optimizer import Undo

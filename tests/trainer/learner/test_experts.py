@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.func import functional_call
 
+from benchmarks.small_models import GPT_OSS, write_model
 from tests.trainer.learner.tiny import (
-    GPT_OSS,
     assert_same_run,
     config,
     gradients,
@@ -25,7 +25,6 @@ from tests.trainer.learner.tiny import (
     routed,
     take_step,
     train,
-    write_model,
 )
 from trainer.learner import backend, experts
 from trainer.learner.config import LoraConfig

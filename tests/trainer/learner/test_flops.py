@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.trainer.learner.tiny import DELTA_NET, QWEN3_NEXT, read_reference, write_model
+from benchmarks.small_models import DELTA_NET, QWEN3_NEXT, write_model
+from tests.trainer.learner.tiny import read_reference
 from trainer.learner.architecture import (
     Architecture,
     attention_flops,

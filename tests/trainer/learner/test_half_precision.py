@@ -1,4 +1,4 @@
-"""Packing in bf16, the precision of a GPU: `make gpu-check` runs this with the GPU's attention kernel, other machines with the CPU's."""
+"""Packing in bf16, the precision of a GPU: on one it runs with the GPU's attention kernel, on other machines with the CPU's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from benchmarks.small_models import DELTA_NET, write_model
 from tests.trainer.learner.tiny import (
-    DELTA_NET,
     config,
     gradients,
     make_samples,
@@ -17,7 +17,6 @@ from tests.trainer.learner.tiny import (
     take_step,
     train,
     trained_throughout,
-    write_model,
 )
 from trainer.batching.batch import Sample
 from trainer.learner import export

@@ -10,9 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.trainer.forking import run_ranks
-from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
-from tests.trainer.learner.tiny import (
+from benchmarks.small_models import (
     EXPERTS,
     GLM4_MOE,
     GPT_OSS,
@@ -20,14 +18,11 @@ from tests.trainer.learner.tiny import (
     MINISTRAL3,
     QWEN3_NEXT,
     SEEING,
-    config,
-    largest_difference,
-    make_samples,
-    read_export,
-    take_step,
-    train,
     write_model,
 )
+from tests.trainer.forking import run_ranks
+from tests.trainer.learner.layout_ranks import NUM_STEPS_BEFORE, Layout, Outcome
+from tests.trainer.learner.tiny import config, largest_difference, make_samples, read_export, take_step, train
 from trainer.learner.config import LearnerConfig, LoraConfig
 from trainer.learner.forward import Likelihoods
 from trainer.learner.lora import ADAPTER_DIRECTORY

@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.learner import backend
-from trainer.learner.logprobs import head_logprobs
+from trainer.learner.logprobs import _add_product, _scaled_logits, head_logprobs
 
 VOCAB, PADDED, WIDTH, ROWS, TEMPERATURE = 37, 40, 16, 8, 0.7
 
@@ -184,6 +184,46 @@ def test_the_weights_gradient_is_summed_over_chunks_in_full_precision() -> None:
     )
     assert at_once.abs().max() > 30
     torch.testing.assert_close(by_row, at_once, rtol=2**-7, atol=0.05)
+
+
+class OnGpu(Tensor):
+    """Says that it is on a GPU. A product whose result has another type than its operands, which no CPU has, is first asked of torch by
+    types and shapes alone, and then computed as torch documents it.
+    """
+
+    is_cuda = True
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if "out_dtype" not in kwargs:
+            return super().__torch_function__(func, types, args, kwargs)
+        dtype, plain = kwargs["out_dtype"], [one.as_subclass(Tensor) for one in args]
+        on_meta = {name: one.to("meta") if isinstance(one, Tensor) else one for name, one in kwargs.items()}
+        described = func(*(one.to("meta") for one in plain), **on_meta)
+        product = func(*(one.to(dtype) for one in plain))
+        assert (described.dtype, described.shape) == (dtype, product.shape)
+        return kwargs["out"].copy_(product) if "out" in kwargs else product
+
+
+@pytest.mark.cpu_only
+def test_products_of_half_precision_with_results_in_full_are_called_as_torch_has_them_on_a_gpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, gradient = (
+        torch.randn(shape, generator=generator).bfloat16() for shape in ((8, 16), (37, 16), (8, 37))
+    )
+    total = torch.randn(37, 16, generator=generator)
+    expected = total + gradient.float().T @ hidden.float()
+    _add_product(total, gradient.as_subclass(OnGpu), hidden.as_subclass(OnGpu))
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
+    logits = _scaled_logits(
+        hidden.as_subclass(OnGpu), weight.as_subclass(OnGpu), TEMPERATURE, fp32_logits=True
+    )
+    torch.testing.assert_close(
+        logits.as_subclass(Tensor), hidden.float() @ weight.float().T / TEMPERATURE, rtol=1e-6, atol=1e-6
+    )
 
 
 class LargestTensor(TorchDispatchMode):

@@ -10,13 +10,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
+from benchmarks.small_models import DELTA_NET, EXPERTS, GLM4_MOE, GPT_OSS, MINIMAX_M2, QWEN3_NEXT, write_model
 from tests.trainer.learner.tiny import (
-    DELTA_NET,
-    EXPERTS,
-    GLM4_MOE,
-    GPT_OSS,
-    MINIMAX_M2,
-    QWEN3_NEXT,
     assert_same_run,
     config,
     gradients,
@@ -25,7 +20,6 @@ from tests.trainer.learner.tiny import (
     read_reference,
     reference_logprobs,
     train,
-    write_model,
 )
 from trainer.learner.architecture import layout_faults
 from trainer.learner.config import LoraConfig

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.trainer.learner.tiny import GLM4_MOE, config, write_model
+from benchmarks.small_models import GLM4_MOE, write_model
+from tests.trainer.learner.tiny import config
 from trainer.learner.architecture import layout_faults
 from trainer.learner.families.registry import read_architecture
 

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from benchmarks.small_models import EXPERTS, MINISTRAL3, write_model
 from tests.trainer.forking import run_ranks
 from tests.trainer.learner.ranks import (
     DISPATCHED_TOKENS,
@@ -21,15 +22,12 @@ from tests.trainer.learner.ranks import (
     token_logprobs,
 )
 from tests.trainer.learner.tiny import (
-    EXPERTS,
-    MINISTRAL3,
     config,
     largest_difference,
     make_samples,
     of_two_versions,
     read_export,
     train,
-    write_model,
 )
 from trainer.learner.config import LagMetrics, LearnerConfig, LossConfig, StepMetrics
 from trainer.learner.families.registry import read_architecture

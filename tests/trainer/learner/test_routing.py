@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.small_models import GLM4_MOE, write_model
 from tests.trainer.learner.tiny import (
-    GLM4_MOE,
     assert_same_run,
     config,
     gradients,
@@ -19,7 +19,6 @@ from tests.trainer.learner.tiny import (
     reference_logprobs,
     routed,
     train,
-    write_model,
 )
 from trainer.batching.batch import Sample
 from trainer.learner.architecture import layout_faults

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.learner.tiny import assert_same_run, config, largest_difference, read_export, train
 from trainer.learner import checkpoint
 from trainer.learner.export import to_hugging_face
+from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
+from trainer.plan.division import Division
+from trainer.plan.memory import rank_memory
 
 
 @pytest.fixture
@@ -75,6 +80,41 @@ def test_every_tensor_that_is_written_is_one_of_the_copies(
     assert sorted(written) == sorted(copy.data_ptr() for copy in saving._copies.tensors)
     may_write.set()
     learner.finish_save()
+
+
+class BytesMade(TorchDispatchMode):
+    """Counts the bytes that operations fill, views left out."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        for one in returned if isinstance(returned, tuple | list) else [returned]:
+            if isinstance(one, Tensor) and not func.is_view:
+                self.num_bytes += one.nbytes
+        return returned
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+def test_beginning_a_checkpoint_fills_no_more_than_the_bytes_that_it_saves(
+    qwen3: Path, tmp_path: Path, distributed_optimizer: bool
+) -> None:
+    """Steps wait for this. Joining the optimizer's parts in one array and copying them out of it would fill several times as many."""
+    options = config(distributed_optimizer=distributed_optimizer, dtype="bf16")
+    learner = Learner(options, model_directory=qwen3)
+    train(learner, 1)
+    learner.save(tmp_path / "first", b"")
+    with BytesMade() as made:
+        learner.begin_save(tmp_path / "second", b"")
+    assert learner._saving is not None
+    num_saved = sum(copy.nbytes for copy in learner._saving._copies.tensors)
+    learner.finish_save()
+    architecture = read_architecture(qwen3)
+    planned = rank_memory(architecture, options, Division.of(options, architecture, 1), 0).host_checkpoint
+    assert num_saved == pytest.approx(planned, rel=0.01)
+    assert num_saved <= made.num_bytes < 1.2 * num_saved
 
 
 def test_what_cannot_be_written_is_an_error_when_it_is_finished_and_leaves_the_older_one(

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from safetensors import safe_open
 
+from benchmarks.small_models import EXPERTS, write_model
 from tests.trainer.forking import run_ranks
 from tests.trainer.learner.storage_ranks import Counted, Layout
-from tests.trainer.learner.tiny import EXPERTS, config, largest_difference, read_export, write_model
+from tests.trainer.learner.tiny import config, largest_difference, read_export
 from trainer.learner.export import to_hugging_face
 from trainer.learner.hf import INDEX_FILE
 from trainer.learner.megatron import Learner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.learner.tiny import (
+from benchmarks.small_models import (
     DELTA_NET,
     EXPERTS,
     GLM4_MOE,
@@ -14,9 +14,9 @@ from tests.trainer.learner.tiny import (
     MINIMAX_M2,
     QWEN3_NEXT,
     SEEING,
-    config,
     write_model,
 )
+from tests.trainer.learner.tiny import config
 from trainer.learner import backend, lora
 from trainer.learner.config import LORA_TARGETS, LoraConfig, LoraTarget
 from trainer.learner.families.registry import read_architecture

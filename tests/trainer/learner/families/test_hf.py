@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tests.trainer.learner.tiny import (
+from benchmarks.small_models import (
     DELTA_NET,
     EXPERTS,
     GLM4_MOE,
@@ -20,6 +20,9 @@ from tests.trainer.learner.tiny import (
     MINISTRAL3,
     QWEN3_NEXT,
     SEEING,
+    write_model,
+)
+from tests.trainer.learner.tiny import (
     config,
     gradients,
     make_samples,
@@ -27,7 +30,6 @@ from tests.trainer.learner.tiny import (
     read_reference,
     reference_logprobs,
     take_step,
-    write_model,
 )
 from trainer.learner import backend, export, hf
 from trainer.learner.attention import Packing, Rotary
