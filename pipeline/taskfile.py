@@ -92,7 +92,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.strength is None else self.strength.interval
 
 
-class Provenance(msgspec.Struct, frozen=True, kw_only=True):
+class TaskProvenance(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task that was made from a repository is from."""
 
     task: str  # its id
@@ -161,13 +161,13 @@ def provenance_path(tasks_path: Path) -> Path:
     return tasks_path.with_suffix(f".provenance{tasks_path.suffix}")
 
 
-def write_provenance(path: Path, provenance: Iterable[Provenance]) -> None:
+def write_provenance(path: Path, provenance: Iterable[TaskProvenance]) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in provenance))
 
 
-def read_provenance(path: Path) -> dict[str, Provenance]:
+def read_provenance(path: Path) -> dict[str, TaskProvenance]:
     """The provenance by task id. Raises ValueError naming the line that is none."""
-    provenance = [_record(path, number, line, Provenance) for number, line in _lines(path)]
+    provenance = [_record(path, number, line, TaskProvenance) for number, line in _lines(path)]
     return {one.task: one for one in provenance}
 
 

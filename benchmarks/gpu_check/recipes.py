@@ -26,7 +26,7 @@ from trainer.learner.config import LearnerConfig, StepMetrics
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.megatron import Learner
 from trainer.plan.division import KNOWN
-from trainer.recipe import Recipe, load_recipe
+from trainer.recipe import Recipe, load_any_recipe
 
 RECIPES = Path(__file__).parents[2] / "trainer" / "recipes"
 GIB = 2**30
@@ -36,8 +36,13 @@ USABLE_SHARE = 0.9  # of a GPU's memory, for the tensors of a plan
 
 
 def check(device: DeviceKind) -> Findings:
-    recipes = {path.stem: load_recipe(path) for path in sorted(RECIPES.glob("*.toml"))}
-    return take_steps({name: recipe for name, recipe in recipes.items() if recipe.plan.gpus}, device)
+    return take_steps(of_gpus(), device)
+
+
+def of_gpus() -> dict[str, Recipe]:
+    """The recipes that are shipped for GPUs, by their names."""
+    recipes = {path.stem: load_any_recipe(path) for path in sorted(RECIPES.glob("*.toml"))}
+    return {name: one for name, one in recipes.items() if isinstance(one, Recipe) and one.plan.gpus}
 
 
 def take_steps(recipes: dict[str, Recipe], device: DeviceKind) -> Findings:

@@ -28,11 +28,7 @@ from trainer.recipe import load_recipe
 
 pytestmark = pytest.mark.cpu_only
 
-GPU_RECIPES = {
-    path.stem: recipe
-    for path in sorted(recipes.RECIPES.glob("*.toml"))
-    if (recipe := load_recipe(path)).plan.gpus
-}
+GPU_RECIPES = recipes.of_gpus()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import docker
 import pytest
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1400)]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/tasks.md"

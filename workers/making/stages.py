@@ -25,7 +25,7 @@ from pipeline.screen import visible, visible_line
 from pipeline.task import BEST_CONTROLS
 from pipeline.taskfile import (
     Gold,
-    Provenance,
+    TaskProvenance,
     Verification,
     as_verified,
     gold_path,
@@ -416,7 +416,7 @@ class Stages:
         for beside in (gold_path, verified_path, Path):
             beside(partial).replace(beside(train))
         lines = [
-            Provenance(
+            TaskProvenance(
                 task=one.task.id,
                 repository=self.history.origin or str(self.history.repository.resolve()),
                 commit=one.commit or one.sha,

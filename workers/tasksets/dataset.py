@@ -21,7 +21,7 @@ from pipeline.runners import LANGUAGES
 from pipeline.task import Task, unpack
 from pipeline.taskfile import (
     Gold,
-    Provenance,
+    TaskProvenance,
     Verification,
     gold_path,
     provenance_path,
@@ -48,7 +48,7 @@ class Dataset:
     tasks: Sequence[Task] = ()
     golds: Mapping[str, Gold] = field(default_factory=dict[str, Gold])
     verified: Mapping[str, Verification] = field(default_factory=dict[str, Verification])
-    provenance: Mapping[str, Provenance] = field(default_factory=dict[str, Provenance])
+    provenance: Mapping[str, TaskProvenance] = field(default_factory=dict[str, TaskProvenance])
 
     def write(self, path: Path, tasks: Sequence[Task]) -> None:
         """Writes these of the tasks, with what is known of them. Raises ValueError if one has no solution, and then writes nothing."""
@@ -69,7 +69,7 @@ def read_dataset(paths: Iterable[Path]) -> Dataset:
     tasks: dict[str, Task] = {}
     golds: dict[str, Gold] = {}
     verified: dict[str, Verification] = {}
-    provenance: dict[str, Provenance] = {}
+    provenance: dict[str, TaskProvenance] = {}
     for path in paths:
         for task in read_tasks(path):
             if tasks.setdefault(task.id, task) != task:

@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from pipeline.diff import Section, applied, sections
 from pipeline.request import Claim, Limits
-from pipeline.task import ExitCode, SwebenchLog, Task
+from pipeline.task import ExitCode, SwebenchLog, Task, unpack
 from pipeline.taskfile import Gold, Strength
 from workers.grading.controls.patches import rewritten
 from workers.grading.controls.spans import read
@@ -34,6 +36,7 @@ from workers.grading.grade import Graded
 from workers.sandbox.protocol import CommandResult
 from workers.unqueued import Broken, tried, unqueued_claim
 from workers.verify.mutations import Mutated, meaning_of, mutations
+from workers.verify.trials import LEAST_CPU_S, MOST_CPU_FACTOR
 
 Kind = Literal["file", "hunk"] | Mutated
 
@@ -408,11 +411,12 @@ class StrengthMeter:
         made = await asyncio.to_thread(
             partial_fixes, fix, texts, tests=_test_paths(task, gold), most=self.most, chance=chance
         )
+        limits = partial_fix_limits(self.limits, task)
         num_graded, broken = 0, list[str]()
         passing: list[PartialFix] = []
         for number, one in enumerate(made, 1):
             on_fix(number, len(made))
-            graded = await self._graded(task, one.patch)
+            graded = await self._graded(task, one.patch, limits)
             if isinstance(graded, Broken):
                 broken.append(graded.why)
             elif graded.reward.decided_by != DOES_NOT_APPLY:
@@ -429,8 +433,8 @@ class StrengthMeter:
             Strength(num_partial_fixes=num_graded, passing=tuple(one.what for one in passing)), warning
         )
 
-    async def _graded(self, task: Task, patch: bytes) -> Graded | Broken:
-        claim = unqueued_claim(task, command="verify", limits=self.limits)
+    async def _graded(self, task: Task, patch: bytes, limits: Limits) -> Graded | Broken:
+        claim = unqueued_claim(task, command="verify", limits=limits)
         return await tried(lambda: self.grader.grade_with_log(claim, patch), task, image_fix=self.image_fix)
 
     async def _texts(self, task: Task, paths: Sequence[str]) -> dict[str, bytes]:
@@ -450,6 +454,15 @@ class StrengthMeter:
             }
         except binascii.Error:
             return {}
+
+
+def partial_fix_limits(limits: Limits, task: Task) -> Limits:
+    """The limits of the grading of a partial fix. Some never end, and cost no more than all trials of the calibration."""
+    calibration = unpack(task.calibration)
+    if calibration is None or not calibration.control_cpu_s:
+        return limits
+    most_cpu_s = MOST_CPU_FACTOR * max(calibration.control_cpu_s, LEAST_CPU_S)
+    return replace(limits, grade_cpu_s=min(limits.grade_cpu_s, most_cpu_s))
 
 
 def _test_paths(task: Task, gold: Gold) -> frozenset[str]:

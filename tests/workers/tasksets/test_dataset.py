@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.task import Calibration, ExitCode, Task, pack
 from pipeline.taskfile import (
     EXPECTED,
     Gold,
-    Provenance,
     Strength,
+    TaskProvenance,
     Verification,
     fingerprint,
     gold_path,
@@ -74,43 +74,36 @@ def write_dataset(
     ]
     write_tasks(path, tasks)
     write_gold(gold_path(path), (Gold(id=f"git:{name}", patch=patch) for name, patch in patches.items()))
-    write_verified(
-        verified_path(path),
-        (
-            Verification(
-                task=task.id,
-                fingerprint=fingerprint(task),
-                states=EXPECTED,
-                ok=True,
-                reason="",
-                verdict_kind="exit_code",
-                seconds=1.0,
-                verified_at=0.0,
-                calibration=pack(Calibration(passing=needing, needing_fix=needing)),
-                num_needing_fix=len(needing),
-                control="confirmed",
-                strength=Strength(num_partial_fixes=10, passing=("price.py:3: line left out",)),
-            )
-            for task in tasks
-        ),
+    write_verified(verified_path(path), (verification(task, needing) for task in tasks))
+    provenance = TaskProvenance(
+        task="",
+        repository=repo,
+        commit="b" * 40,
+        num_commits=1,
+        authored=authored,
+        licence="LICENSE",
+        problem_source="commit message",
+        versions_before="",
     )
-    write_provenance(
-        provenance_path(path),
-        (
-            Provenance(
-                task=task.id,
-                repository=repo,
-                commit="b" * 40,
-                num_commits=1,
-                authored=authored,
-                licence="LICENSE",
-                problem_source="commit message",
-                versions_before="",
-            )
-            for task in tasks
-        ),
-    )
+    write_provenance(provenance_path(path), (replace(provenance, task=task.id) for task in tasks))
     return path
+
+
+def verification(task: Task, needing: tuple[str, ...]) -> Verification:
+    return Verification(
+        task=task.id,
+        fingerprint=fingerprint(task),
+        states=EXPECTED,
+        ok=True,
+        reason="",
+        verdict_kind="exit_code",
+        seconds=1.0,
+        verified_at=0.0,
+        calibration=pack(Calibration(passing=needing, needing_fix=needing)),
+        num_needing_fix=len(needing),
+        control="confirmed",
+        strength=Strength(num_partial_fixes=10, passing=("price.py:3: line left out",)),
+    )
 
 
 def ids(path: Path) -> list[str]:
@@ -122,7 +115,7 @@ def played(directory: Path, rewards: dict[str, list[float]]) -> Path:
     writer = RolloutWriter(directory / DIRECTORY, max_bytes=1024**3)
     for name, values in rewards.items():
         for number, value in enumerate(values):
-            task = msgspec.structs.replace(samples.TASK, id=f"git:{name}")
+            task = replace(samples.TASK, id=f"git:{name}")
             request = samples.request(id=f"{name}:{number}", group_id=f"{name}:{number}", task=task)
             claim = Claim(request=request, attempt=1, worker="host/1", claimed_at=1.0)
             writer.add_trajectory(samples.trajectory(claim, reward=samples.reward(value=value)))

@@ -3,9 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from pipeline.request import Limits
+from pipeline.task import Calibration, pack
 from pipeline.taskfile import Strength, read_verified, verified_path
+from tests.pipeline import samples
 from tests.workers.verify.spans import FIX, FIXED, TaskFile
 from workers.verify.run import strength_rows
+from workers.verify.strength import partial_fix_limits
 
 pytestmark = pytest.mark.docker
 
@@ -59,6 +63,16 @@ def test_a_weak_task_and_its_strong_twin_differ_where_the_fix_is_one_operator(
 def test_one_partial_fix_is_told_with_what_it_leaves_open() -> None:
     rows = strength_rows(Strength(num_partial_fixes=1, passing=()))
     assert [row.plain.strip() for row in rows] == ["weakness 0.00 (0.00 to 0.79, 1 partial fix)"]
+
+
+@pytest.mark.parametrize(
+    ("control_cpu_s", "limit_s"), [(0.0, 1800.0), (0.2, 100.0), (3.0, 300.0), (30.0, 1800.0)]
+)
+def test_a_partial_fix_that_never_ends_costs_a_multiple_of_the_tests(
+    control_cpu_s: float, limit_s: float
+) -> None:
+    task = replace(samples.TASK, calibration=pack(Calibration(control_cpu_s=control_cpu_s)))
+    assert partial_fix_limits(Limits(grade_cpu_s=1800.0), task).grade_cpu_s == limit_s
 
 
 @pytest.mark.slow

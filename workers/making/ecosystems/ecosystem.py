@@ -33,9 +33,8 @@ class Declaration:
     name: str
     text: str  # Markdown, in one line
     owner: str = ""  # the class or type that it is a member of
-    is_keyword: bool = (
-        False  # whether it can be named where its owner is made, before a colon or an equals sign
-    )
+    # Whether it can be named where its owner is made, before a colon or an equals sign
+    is_keyword: bool = False
 
 
 @dataclass(frozen=True, slots=True)
