@@ -36,7 +36,6 @@ from workers.grading.grade import Graded
 from workers.sandbox.protocol import CommandResult
 from workers.unqueued import Broken, tried, unqueued_claim
 from workers.verify.mutations import Mutated, meaning_of, mutations
-from workers.verify.trials import LEAST_CPU_S, MOST_CPU_FACTOR
 
 Kind = Literal["file", "hunk"] | Mutated
 
@@ -356,6 +355,8 @@ def _short(text: str) -> str:
 
 DOES_NOT_APPLY = "patch does not apply"  # the grader's text for it
 READ_S = 60.0
+# Limit for the CPU time of a partial fix, as a multiple of that of the tests with the known fix, which counts as at least one second.
+MOST_CPU_FACTOR, LEAST_CPU_S = 20.0, 1.0
 KEEP_BYTES = 32 * 1024 * 1024  # bytes kept of each end of the files that a fix touches, in base64
 
 # Prints one line for each argument: the file in base64, or "-" if it is not a file.
@@ -457,7 +458,7 @@ class StrengthMeter:
 
 
 def partial_fix_limits(limits: Limits, task: Task) -> Limits:
-    """The limits of the grading of a partial fix. Some never end, and cost no more than all trials of the calibration."""
+    """The limits of the grading of a partial fix: some never end."""
     calibration = unpack(task.calibration)
     if calibration is None or not calibration.control_cpu_s:
         return limits
