@@ -25,6 +25,7 @@ from workers.making.author import (
     author_settings,
 )
 from workers.making.candidates import CandidateBook
+from workers.making.interfaces import with_interface
 from workers.making.problems import added_lines
 from workers.policy.endpoint import EndpointSettings
 from workers.tasksets.__main__ import main
@@ -227,7 +228,12 @@ def test_an_author_writes_problems_of_commits_and_bugs_and_is_asked_again_only_w
         for name in ("refactoring", "given away"):
             assert (ends[name].stage, ends[name].reason) == ("candidate", "tests pass without the fix")
         tasks, golds = read_tasks(out / "train.jsonl"), read_gold(gold_path(out / "train.jsonl"))
-        assert [task.problem for task in tasks] == [*reversed(REPORTS.values())]
+        reports = [
+            with_interface(text, one.interface)
+            for text, one in zip(reversed(REPORTS.values()), kept, strict=True)
+        ]
+        assert [task.problem for task in tasks] == reports
+        assert [one.interface for one in kept] == [(), ("- `def shipped(cents)` in `pricing.py`",), ()]
         for one, task in zip(kept, tasks, strict=True):
             (prompt,) = one.author_saw
             assert prompt in server.prompts
