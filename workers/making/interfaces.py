@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pipeline import diff
 from workers.making.ecosystems.ecosystem import Declaration
 
-HEADING = "Expected interface:"
+_HEADING = "Expected interface:"
 
 
 def expected(
@@ -38,7 +38,7 @@ def expected(
 def with_interface(text: str, interface: Iterable[str]) -> str:
     """The text of a problem, followed by what is expected."""
     lines = "\n".join(interface)
-    return f"{text}\n\n{HEADING}\n\n{lines}" if lines else text
+    return f"{text}\n\n{_HEADING}\n\n{lines}" if lines else text
 
 
 def _is_used(one: Declaration, added: str) -> bool:

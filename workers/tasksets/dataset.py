@@ -101,16 +101,20 @@ def _marks(task: Task, dataset: Dataset) -> dict[str, object]:
     """What would be equal in a task that is the same, by the reason why it is."""
     marks: dict[str, object] = {"has the problem of": (task.repo, " ".join(task.problem.split()))}
     if gold := dataset.golds.get(task.id):
-        hunks = [hunk for section in diff.sections(gold.patch.encode()) for hunk in section.hunks]
-        change = tuple(tuple((sign, b"".join(line.split())) for sign, line in hunk.lines) for hunk in hunks)
-        if change:
-            marks["has the fix of"] = change
-        needing = _needing_fix(task, dataset)
-        places = frozenset(
-            (section.new or section.old, hunk.heading.strip())
-            for section in diff.sections(gold.patch.encode())
+        sections = diff.sections(gold.patch.encode())
+        change = tuple(
+            tuple((sign, b"".join(line.split())) for sign, line in hunk.lines)
+            for section in sections
             for hunk in section.hunks
         )
+        if change:
+            marks["has the fix of"] = change
+        places = frozenset(
+            (section.new or section.old, hunk.heading.strip())
+            for section in sections
+            for hunk in section.hunks
+        )
+        needing = _needing_fix(task, dataset)
         if needing and all(heading for _, heading in places):
             marks["has the functions and tests of"] = (task.repo, places, needing)
     return marks

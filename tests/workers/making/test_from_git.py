@@ -29,12 +29,26 @@ from tests.workers.making.pricing import (
     with_history,
 )
 from tests.workers.making.repositories import Repository
-from workers.making.candidates import CandidateBook, Settings
+from workers.making.candidates import CandidateBook, Settings, TaskCandidate
 from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 from workers.making.from_git import CommitWalk
 from workers.making.history import History
 from workers.making.stages import Stages
 from workers.tasksets.__main__ import main
+
+
+def entered(
+    repository: Repository, directory: Path, *, only: str, pulls: Path | None = None
+) -> list[TaskCandidate]:
+    """The candidates in the book in `directory` after these commits were entered."""
+    options = argparse.Namespace(
+        repository=repository.path, pulls=pulls, only=only, max_files=20, min_words=1, branch="HEAD"
+    )
+    history = History(repository.path, directory / "borrowed.git")
+    book = CandidateBook.open(directory / "candidates.jsonl", Settings(repository="", options={}))
+    CommitWalk(Stages(options, directory, book, history, Limits(), PYTHON)).enter_all()
+    book.close()
+    return [*book.candidates.values()]
 
 
 def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> None:
@@ -44,14 +58,7 @@ def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> No
         "Half cents have to be rounded up, and test_half_cents asks for it.\n\nDiscounts of ten per cent lose one now.",
         {"pricing.py": ROUNDS, "tests/test_pricing.py": TEST + TEST_HALF},
     )
-    options = argparse.Namespace(
-        repository=repository.path, pulls=None, only=sha, max_files=20, min_words=3, branch="HEAD"
-    )
-    history = History(repository.path, tmp_path / "borrowed.git")
-    book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
-    CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
-    book.close()
-    (one,) = book.candidates.values()
+    (one,) = entered(repository, tmp_path, only=sha)
     assert one.task is not None
     assert one.task.problem == "Discounts of ten per cent lose one now."
     assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
@@ -64,14 +71,7 @@ def test_a_problem_has_what_the_hidden_tests_call_and_only_the_fix_brings(tmp_pa
     sha = repository.commit(
         "Orders can be shipped for 4.90.", {"pricing.py": code, "tests/test_pricing.py": TEST + TEST_SHIPPED}
     )
-    options = argparse.Namespace(
-        repository=repository.path, pulls=None, only=sha, max_files=20, min_words=3, branch="HEAD"
-    )
-    history = History(repository.path, tmp_path / "borrowed.git")
-    book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
-    CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
-    book.close()
-    (one,) = book.candidates.values()
+    (one,) = entered(repository, tmp_path, only=sha)
     assert one.task is not None
     assert one.task.problem == (
         "Orders can be shipped for 4.90.\n\nExpected interface:\n\n- `def shipped(cents)` in `pricing.py`"
@@ -88,15 +88,9 @@ def test_a_pull_request_that_was_cut_is_a_candidate_once_all_its_commits_are_cho
     newer = repository.commit("Half cents were lost.", {"tests/test_pricing.py": TEST + TEST_HALF})
     pulls = tmp_path / "pulls.jsonl"
     pulls.write_bytes(msgspec.json.encode({"number": 1, "title": "Half", "commits": [older, newer]}))
-    history = History(repository.path, tmp_path / "borrowed.git")
     for chosen, found in ((newer, ("fallen", 1)), (f"{older},{newer}", ("open", 2))):
-        options = argparse.Namespace(
-            repository=repository.path, pulls=pulls, only=chosen, max_files=20, min_words=1, branch="HEAD"
-        )
-        book = CandidateBook.open(tmp_path / "candidates.jsonl", Settings(repository="", options={}))
-        CommitWalk(Stages(options, tmp_path, book, history, Limits(), PYTHON)).enter_all()
-        book.close()
-        assert [(one.outcome, one.num_commits) for one in book.candidates.values()] == [found]
+        entries = entered(repository, tmp_path, only=chosen, pulls=pulls)
+        assert [(one.outcome, one.num_commits) for one in entries] == [found]
 
 
 @pytest.mark.docker
@@ -181,7 +175,13 @@ def test_a_command_that_is_killed_at_every_stage_makes_the_same_tasks(
     killed_when(command(out), lambda: any(one.outcome == "kept" for one in candidates(out)))
     finished(command(out))
     finished(command(whole))
-    for name in ("tasks.jsonl", "tasks.gold.jsonl", "train.jsonl", "train.gold.jsonl", "train.provenance.jsonl"):
+    for name in (
+        "tasks.jsonl",
+        "tasks.gold.jsonl",
+        "train.jsonl",
+        "train.gold.jsonl",
+        "train.provenance.jsonl",
+    ):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert len(read_tasks(out / "train.jsonl")) == 2
     assert [one.sha for one in candidates(out)] == [one.sha for one in candidates(whole)]

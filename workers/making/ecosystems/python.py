@@ -153,7 +153,7 @@ def _declarations(parent: ast.AST, owner: str = "") -> Iterator[Declaration]:
             made = next((one for one in node.body if getattr(one, "name", "") == "__init__"), None)
             called = ""
             if isinstance(made, ast.FunctionDef):
-                called = f"({_parameters(made.args).removeprefix('self').removeprefix(', ')})"
+                called = f"({_parameters(made.args, is_bound=True)})"
             yield Declaration(node.name, f"`class {node.name}{called}`", owner)
             yield from _declarations(node, node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -175,8 +175,8 @@ def _attributes(function: ast.AST, owner: str) -> Iterator[Declaration]:
                 pass
 
 
-def _parameters(arguments: ast.arguments) -> str:
-    """The parameters without annotations, each default as three dots."""
+def _parameters(arguments: ast.arguments, *, is_bound: bool = False) -> str:
+    """The parameters without annotations, each default as three dots; without the first if the call does not give it."""
     bare = ast.arguments(
         posonlyargs=[ast.arg(one.arg) for one in arguments.posonlyargs],
         args=[ast.arg(one.arg) for one in arguments.args],
@@ -186,6 +186,8 @@ def _parameters(arguments: ast.arguments) -> str:
         kwarg=arguments.kwarg and ast.arg(arguments.kwarg.arg),
         defaults=[ast.Constant(...) for _ in arguments.defaults],
     )
+    if is_bound:
+        del (bare.posonlyargs or bare.args)[:1]
     return ast.unparse(bare)
 
 

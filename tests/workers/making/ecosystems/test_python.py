@@ -80,3 +80,19 @@ def wrap(function):
         ("calls", "attribute `calls`", "wrapper"),
     ]
     assert list(PYTHON.declarations(b"def (")) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "called"),
+    [
+        ("self, a", "a"),
+        ("selfish, a", "a"),
+        ("self, /, a=1", "a=..."),
+        ("self=None", ""),
+        ("*args", "*args"),
+        ("", ""),
+    ],
+)
+def test_a_class_is_called_without_what_its_call_does_not_give(parameters: str, called: str) -> None:
+    source = f"class A:\n    def __init__({parameters}): ...\n"
+    assert next(PYTHON.declarations(source.encode())).text == f"`class A({called})`"
