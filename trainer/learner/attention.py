@@ -45,11 +45,15 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.batching.packing import MicroBatch
 from trainer.learner import backend
 from trainer.learner.architecture import Architecture, Llama3Rope, Yarn
 from trainer.learner.config import LearnerConfig
+
+QUERIES_AT_ONCE = 256
+"""The number of positions whose logits are in memory at the same time where a sample's attention has a window or sinks and no kernel."""
 
 
 class Rotary:
@@ -241,32 +245,61 @@ class PackedAttention(MegatronModule):
         return torch.cat(attended, dim=1).transpose(0, 1)
 
     def _attend_sample(self, query_HTD: Tensor, key_HTD: Tensor, value_HTD: Tensor) -> Tensor:
-        """Attention within one sample of T positions. With sinks it needs memory for T x T logits of each head."""
-        num_positions, sinks_H = query_HTD.size(1), self._sinks()
-        is_windowed = self.window is not None and self.window < num_positions
-        mask_TT = self._mask(num_positions, query_HTD.device) if is_windowed or sinks_H is not None else None
-        if sinks_H is None:
-            return F.scaled_dot_product_attention(
-                query_HTD[None],
-                key_HTD[None],
-                value_HTD[None],
-                attn_mask=mask_TT,
-                is_causal=mask_TT is None,
-                scale=self.scale,
-                enable_gqa=query_HTD.size(0) != key_HTD.size(0),
-            )[0]
-        assert mask_TT is not None
-        copies = query_HTD.size(0) // key_HTD.size(0)
-        key_HTD, value_HTD = (x.repeat_interleave(copies, 0) for x in (key_HTD, value_HTD))
-        logits_HTT = (query_HTD @ key_HTD.transpose(1, 2) * self.scale).masked_fill(~mask_TT, -torch.inf)
-        column_HT1 = sinks_H[:, None, None].expand(-1, num_positions, 1).to(logits_HTT.dtype)
-        weights_HTT = torch.cat([logits_HTT, column_HT1], dim=-1).softmax(-1)[..., :-1]
-        return weights_HTT @ value_HTD
+        """Attention within one sample of T positions. With a window or sinks it is computed for `QUERIES_AT_ONCE` positions at a time, each
+        of which is computed again in the backward pass, so that no array has T x T numbers.
+        """
+        num_positions = query_HTD.size(1)
+        if self.sinks is None and (self.window is None or self.window >= num_positions):
+            return _scaled_dot_product(query_HTD, key_HTD, value_HTD, scale=self.scale)
+        if num_positions <= QUERIES_AT_ONCE:
+            return self._attend_queries(query_HTD, key_HTD, value_HTD, 0)
+        attended = []
+        for start in range(0, num_positions, QUERIES_AT_ONCE):
+            stop = min(start + QUERIES_AT_ONCE, num_positions)
+            first = 0 if self.window is None else max(0, start + 1 - self.window)
+            keys, values, queries = key_HTD[:, first:stop], value_HTD[:, first:stop], query_HTD[:, start:stop]
+            attended.append(
+                checkpoint(
+                    self._attend_queries,
+                    queries,
+                    keys,
+                    values,
+                    start - first,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            )
+        return torch.cat(attended, dim=1)
 
-    def _mask(self, num_positions: int, device: torch.device) -> Tensor:
-        """Which positions each position attends to."""
-        mask_TT = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device).tril()
-        return mask_TT if self.window is None else mask_TT.triu(1 - self.window)
+    def _attend_queries(self, query_HQD: Tensor, key_HKD: Tensor, value_HKD: Tensor, offset: int) -> Tensor:
+        """Attention of Q consecutive positions of a sample to K; the first query has the position of the key number `offset`."""
+        num_queries, num_keys, sinks_H = query_HQD.size(1), key_HKD.size(1), self._sinks()
+        mask_QK = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query_HQD.device).tril(offset)
+        if self.window is not None:
+            mask_QK = mask_QK.triu(offset + 1 - self.window)
+        if sinks_H is None:
+            return _scaled_dot_product(query_HQD, key_HKD, value_HKD, scale=self.scale, mask_QK=mask_QK)
+        copies = query_HQD.size(0) // key_HKD.size(0)
+        key_HKD, value_HKD = (x.repeat_interleave(copies, 0) for x in (key_HKD, value_HKD))
+        logits_HQK = (query_HQD @ key_HKD.transpose(1, 2) * self.scale).masked_fill(~mask_QK, -torch.inf)
+        column_HQ1 = sinks_H[:, None, None].expand(-1, num_queries, 1).to(logits_HQK.dtype)
+        weights_HQK = torch.cat([logits_HQK, column_HQ1], dim=-1).softmax(-1)[..., :-1]
+        return weights_HQK @ value_HKD
+
+
+def _scaled_dot_product(
+    query_HQD: Tensor, key_HKD: Tensor, value_HKD: Tensor, *, scale: float, mask_QK: Tensor | None = None
+) -> Tensor:
+    """torch's attention, causal where no mask says otherwise."""
+    return F.scaled_dot_product_attention(
+        query_HQD[None],
+        key_HKD[None],
+        value_HKD[None],
+        attn_mask=mask_QK,
+        is_causal=mask_QK is None,
+        scale=scale,
+        enable_gqa=query_HQD.size(0) != key_HKD.size(0),
+    )[0]
 
 
 class _SinkAttention(torch.autograd.Function):

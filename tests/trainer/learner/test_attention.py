@@ -4,7 +4,11 @@ place, and must attend as the CPU's path does.
 
 import inspect
 import math
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -198,6 +202,61 @@ def test_the_gpu_kernel_is_called_with_the_window(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [None, 128])
+def test_the_cpu_attends_over_a_sample_of_32000_positions_as_exact_arithmetic_does(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, has_sinks: bool
+) -> None:
+    """Outputs and gradients against the formula in fp64 at positions drawn by chance. A single array of 32,000 x 32,000 logits for each
+    head would not fit in this process's limit of memory.
+    """
+    monkeypatch.setattr(attention.parallel_state, "get_context_parallel_rank", lambda: 0)
+    num_positions, drawn = 32_000, [0, 127, 128, 1023, 1024, 4100, 20_000, 31_743, 31_999]
+    module = packed_attention(2, None)
+    torch.manual_seed(0)
+    module.window = window
+    module.sinks = torch.nn.Parameter(torch.randn(4)) if has_sinks else None
+    inputs = [torch.randn(num_positions, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    weights = torch.randn(len(drawn), 4, 8)
+    leaves = inputs if module.sinks is None else [*inputs, module.sinks]
+    with limited_memory(more_bytes=6 << 30):
+        attended = module.sample_by_sample(*inputs, packed((num_positions,)))[drawn]
+        found = torch.autograd.grad((attended * weights).sum(), leaves)
+    exact_leaves = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = attended_exactly(exact_leaves, drawn, window)
+    expected = torch.autograd.grad((exact * weights).sum(), exact_leaves)
+    torch.testing.assert_close(attended.double(), exact, rtol=0, atol=1e-5)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5)
+
+
+@contextmanager
+def limited_memory(more_bytes: int) -> Iterator[None]:
+    """Lets this process have this much more address space than it has now."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now_bytes + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def attended_exactly(leaves: list[Tensor], drawn: list[int], window: int | None) -> Tensor:
+    """The attended values of the drawn positions of one sample, from queries, keys, values and, where they are given, sinks."""
+    query, key, value, *sinks = leaves
+    rows = []
+    for position in drawn:
+        seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
+        keys, values = (x[seen].repeat_interleave(2, 1) for x in (key, value))
+        logits = torch.einsum("hd,khd->hk", query[position], keys) / math.sqrt(query.size(2))
+        if sinks:
+            logits = torch.cat([logits, sinks[0][:, None]], dim=1)
+        rows.append(torch.einsum("hk,khd->hd", logits.softmax(1)[:, : len(keys)], values))
+    return torch.stack(rows)
+
+
 def packed_attention(num_key_value_heads: int, scale: float | None) -> PackedAttention:
     shape = Architecture(
         family="qwen3",
@@ -218,12 +277,12 @@ def packed_attention(num_key_value_heads: int, scale: float | None) -> PackedAtt
     )
 
 
-def packed() -> PackedSeqParams:
-    boundaries = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
+def packed(lengths: tuple[int, ...] = LENGTHS) -> PackedSeqParams:
+    boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=boundaries,
         cu_seqlens_kv=boundaries,
-        max_seqlen_q=max(LENGTHS),
-        max_seqlen_kv=max(LENGTHS),
+        max_seqlen_q=max(lengths),
+        max_seqlen_kv=max(lengths),
     )
