@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from infra import ports
-from infra.web import fleet, run_journal, runs, security, tasks
+from infra.web import fleet, run_journal, runs, security, step_page, tasks
 from infra.web.actions import ActionLog, DeadLetters
 from infra.web.export import ExportChoice, export
 from infra.web.fleet import RedisReader
@@ -51,6 +51,8 @@ class RunServer:
         return [
             web.get("/api/runs", self._list),
             web.get(f"{one_run}/series", self._series),
+            web.get(f"{one_run}/steps/{{step}}", self._step),
+            web.get(f"{one_run}/steps/{{step}}/effects", self._effects),
             web.get(f"{one_run}/status", self._status),
             web.get(f"{one_run}/rollouts", self._table),
             web.get(f"{one_run}/rollouts/{{request}}", self._rollout),
@@ -86,9 +88,24 @@ class RunServer:
         run = await self._run(request)
         after = request.query.get("after")
         with _as_bad_request():
-            step = None if not after else _step(after)
+            step = None if not after else _step("after", after)
         shown = await self._read(run, lambda: run_journal.series(run.journal, after=step))
         return json_reply(shown | {"num_steps": run.num_steps})
+
+    async def _step(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        with _as_bad_request():
+            number = _step("step", request.match_info["step"])
+        with _as_not_found():
+            return json_reply(await self._read(run, lambda: step_page.step_page(run, number)))
+
+    async def _effects(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        with _as_bad_request():
+            number = _step("step", request.match_info["step"])
+        await self._reader.catch_up(run)
+        with _as_not_found():
+            return json_reply(await asyncio.to_thread(step_page.effects, run, number))
 
     async def _status(self, request: web.Request) -> web.Response:
         run_id = request.match_info["run"]
@@ -110,11 +127,9 @@ class RunServer:
     async def _rollout(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         await self._reader.catch_up(run)
-        try:
+        with _as_not_found():
             shown = await self._rollouts.page(run, request.match_info["request"])
             return json_reply(shown | {"reading": run.reading})
-        except LookupError as error:
-            raise web.HTTPNotFound(text=str(error.args[0])) from error
 
     async def _tasks(self, request: web.Request) -> web.Response:
         run = await self._run(request)
@@ -259,11 +274,19 @@ async def _next_event(changes: asyncio.Queue[RunChange]) -> bytes:
     return b"event: change\ndata: " + data + b"\n\n"
 
 
-def _step(text: str) -> int:
+def _step(parameter: str, text: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
-        raise ValueError(f"after: {text!r} is not a step; give a whole number")
+        raise ValueError(f"{parameter}: {text!r} is not a step; give a whole number")
     return int(text)
+
+
+@contextlib.contextmanager
+def _as_not_found() -> Any:
+    try:
+        yield
+    except LookupError as error:
+        raise web.HTTPNotFound(text=str(error.args[0])) from error
 
 
 @contextlib.contextmanager

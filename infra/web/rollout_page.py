@@ -368,7 +368,7 @@ def _trained(run: OpenRun, row: RolloutRow | None) -> TrainedTokens | None:
     """
     if row is None or row.step is None:
         return None
-    found = RolloutStore(run.directory / DIRECTORY).trained(row.request_id)
+    found = RolloutStore(run.directory / DIRECTORY).trained([row.request_id]).get(row.request_id)
     return found if found is not None and found.step == row.step else None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.web.run_journal import COLUMNS, RolloutRow, RunJournal, row_of_head
+from pipeline import intervals
 from pipeline.journal.reading import size_of
 from pipeline.journal.rows import StepRow
 from pipeline.message import MalformedMessage
@@ -163,11 +164,30 @@ def _stores(run_dir: Path) -> list[Path]:
 PAGE_SIZE, MAX_PAGE_SIZE = 50, 500
 SEARCH_S = 2.0  # time limit of a text search in long bodies
 NEWEST_FIRST = "-finished_at"
-_RANGES = {"version": "version_first", "turns": "num_turns", "tokens": "sampled_tokens", "lag": "lag"}
+_RANGES = {
+    "step": "step",
+    "version": "version_first",
+    "turns": "num_turns",
+    "tokens": "sampled_tokens",
+    "lag": "lag",
+}
 """Parameters that are one number or a range, and the columns that they narrow."""
 
 _PARAMETERS = frozenset(
-    ("task", "reward", "outcome", *_RANGES, "purpose", "fate", "group", "text", "sort", "page", "page_size")
+    (
+        "task",
+        "reward",
+        "outcome",
+        "worker",
+        *_RANGES,
+        "purpose",
+        "fate",
+        "group",
+        "text",
+        "sort",
+        "page",
+        "page_size",
+    )
 )
 
 Test = Callable[[RolloutRow], bool]
@@ -224,6 +244,7 @@ class SortedRollouts:
         return {
             "total": len(found),
             "num_rollouts": len(index.rows),
+            "reward": mean_reward(found),
             "page": query.page,
             "page_size": query.page_size,
             "rows": found[first : first + query.page_size],
@@ -231,6 +252,15 @@ class SortedRollouts:
             "text_searched": num_searched,
             "text_complete": is_complete,
         }
+
+
+def mean_reward(rows: Iterable[RolloutRow]) -> intervals.Estimate | None:
+    """The mean reward with its 95 % interval; groups are the draws, or tasks where the rollouts are an evaluation's. None: no reward."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row.reward is not None:
+            groups.setdefault(row.task_id if row.evaluation else row.group_id, []).append(row.reward)
+    return intervals.mean(groups.values())
 
 
 def _in_order(rows: Iterable[RolloutRow], sort: str) -> list[RolloutRow]:
@@ -243,7 +273,7 @@ def _in_order(rows: Iterable[RolloutRow], sort: str) -> list[RolloutRow]:
 
 def _tests(given: Mapping[str, str]) -> Iterator[Test]:
     """One test for each parameter that narrows the table."""
-    for parameter, column in (("task", "task_id"), ("outcome", "outcome")):
+    for parameter, column in (("task", "task_id"), ("outcome", "outcome"), ("worker", "worker")):
         if given.get(parameter):
             yield _like(given[parameter], operator.attrgetter(column))
     for parameter, column in (("purpose", "purpose"), ("fate", "fate"), ("group", "group_id")):
@@ -319,7 +349,7 @@ def _search(index: RolloutIndex, rows: Sequence[RolloutRow], text: str) -> tuple
     found: list[RolloutRow] = []
     searched = 0
     for row in rows:
-        trajectory = _trajectory(index, row.request_id)
+        trajectory = trajectory_of(index, row.request_id)
         if trajectory is not None and any(wanted in piece.casefold() for piece in _texts_of(trajectory)):
             found.append(row)
         searched += trajectory is not None
@@ -328,7 +358,7 @@ def _search(index: RolloutIndex, rows: Sequence[RolloutRow], text: str) -> tuple
     return found, searched, True
 
 
-def _trajectory(index: RolloutIndex, request_id: str) -> Trajectory | None:
+def trajectory_of(index: RolloutIndex, request_id: str) -> Trajectory | None:
     """The rollout's trajectory; None if no store has it, or its record cannot be read."""
     place = index.place_of(request_id)
     if place is None:

@@ -150,12 +150,17 @@ def marks(journal: RunJournal) -> list[JsonRow]:
 def _steps(journal: RunJournal) -> Iterator[JsonRow]:
     """Each step's numbers, with what the rest of the journal contains about it."""
     for row, facts in zip(journal.steps.rows, facts_of_steps(journal), strict=True):
-        numbers = {name: getattr(row, name) for name in StepRow.__struct_fields__ if name not in _NOT_NUMBERS}
-        judging = structs.asdict(row.judging) if row.judging else {}
-        named = {f"judging_{name}": value for name, value in judging.items()}
-        taught = structs.asdict(row.distillation) if row.distillation else {}
-        named |= {f"distill_{name}": value for name, value in taught.items()}
-        yield numbers | named | row.signal_numbers | facts
+        yield step_numbers(row) | facts
+
+
+def step_numbers(row: StepRow) -> JsonRow:
+    """The numbers of a step's row, those of its parts under names of their own."""
+    numbers = {name: getattr(row, name) for name in StepRow.__struct_fields__ if name not in _NOT_NUMBERS}
+    judging = structs.asdict(row.judging) if row.judging else {}
+    named = {f"judging_{name}": value for name, value in judging.items()}
+    taught = structs.asdict(row.distillation) if row.distillation else {}
+    named |= {f"distill_{name}": value for name, value in taught.items()}
+    return numbers | named | row.signal_numbers
 
 
 def _marks(journal: RunJournal) -> Iterator[JsonRow]:

@@ -290,7 +290,7 @@ def trained_tokens(run_dirs: Collection[Path], request_id: str) -> TrainedTokens
     None if no store has them, or if another step than the journal's wrote them: a resume undid that step.
     """
     for run_dir in run_dirs:
-        found = RolloutStore(run_dir / DIRECTORY).trained(request_id)
+        found = RolloutStore(run_dir / DIRECTORY).trained([request_id]).get(request_id)
         if found is not None and found.step == _step_of(run_dir, request_id):
             return found
     return None

@@ -4,7 +4,7 @@ A store may be read while it is written, and on a machine without Redis. A reque
 records, of which only the newer one counts. The judgement of a rollout is a separate record, which readers add to its rollout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -47,15 +47,23 @@ class RolloutStore:
                 return _judged(found, self._judgement_of(digest))
         return None
 
-    def trained(self, request_id: str) -> TrainedTokens | None:
-        """The data about the rollout's tokens from the newest step that trained them; None if the store does not have that."""
-        digest = segment.digest_of(request_id)
+    def trained(self, request_ids: Iterable[str]) -> dict[str, TrainedTokens]:
+        """The data about the tokens of rollouts from the newest step that trained them, by request id; without rollouts of which the store
+        has none.
+        """
+        wanted = {segment.digest_of(request_id): request_id for request_id in request_ids}
+        found: dict[str, TrainedTokens] = {}
         for path in reversed(segment.segments_in(self._directory)):
+            if not wanted:
+                break
             index = segment.read_index(path)
-            offset = _scanned_trained(path, digest) if index is None else index.find_trained(digest)
-            if offset is not None and (found := _trained_at(path, offset)) is not None:
-                return found
-        return None
+            offsets = (
+                _scanned_trained(path, wanted.keys()) if index is None else _indexed_trained(index, wanted)
+            )
+            for digest, offset in offsets.items():
+                if (tokens := _trained_at(path, offset)) is not None:
+                    found[wanted.pop(digest)] = tokens
+        return found
 
     def heads(self, *, newest_first: bool = False) -> Iterator[StoredHead]:
         """The head of every rollout, without reading bodies."""
@@ -148,19 +156,23 @@ def _judgement_at(path: Path, offset: int) -> Judgement | None:
         return None
 
 
-def _scanned_trained(path: Path, digest: bytes) -> int | None:
-    """The offset of the newest complete record of trained tokens in a segment without an index."""
+def _indexed_trained(index: SegmentIndex, digests: Iterable[bytes]) -> dict[bytes, int]:
+    found = ((digest, index.find_trained(digest)) for digest in digests)
+    return {digest: offset for digest, offset in found if offset is not None}
+
+
+def _scanned_trained(path: Path, digests: Container[bytes]) -> dict[bytes, int]:
+    """The offset of the newest complete record of trained tokens of each rollout, in a segment without an index."""
+    found: dict[bytes, int] = {}
     try:
         with path.open("rb") as file:
-            whole = [
-                place.offset
-                for place in segment.trained(file)
-                if segment.digest_of(place.head.rollout_id) == digest
-                and segment.read_body(file, place) is not None
-            ]
-            return whole[-1] if whole else None
+            for place in segment.trained(file):
+                digest = segment.digest_of(place.head.rollout_id)
+                if digest in digests and segment.read_body(file, place) is not None:
+                    found[digest] = place.offset
     except FileNotFoundError:
-        return None
+        return {}
+    return found
 
 
 def _trained_at(path: Path, offset: int) -> TrainedTokens | None:

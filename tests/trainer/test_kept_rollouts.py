@@ -51,9 +51,10 @@ async def test_without_redis_every_rollout_of_a_run_is_shown_explained_listed_an
         request_id: row.reward for request_id, row in rows.items()
     }
     kept, first = stores_of(run)[0], steps(run)[0]
-    tokens = [kept.trained(request_id) for request_id in first.request_ids]
-    assert {one and (one.step, one.version) for one in tokens} == {(1, 0)}
-    assert sum(len(turn.reasons) for one in tokens if one for turn in one.turns) == first.num_trained_tokens
+    tokens = kept.trained(first.request_ids)
+    assert tokens.keys() == set(first.request_ids)
+    assert {(one.step, one.version) for one in tokens.values()} == {(1, 0)}
+    assert sum(len(turn.reasons) for one in tokens.values() for turn in one.turns) == first.num_trained_tokens
     trained = first.request_ids[0]
     failed = next(row.request_id for row in rows.values() if row.fate == "failed")
     shown = printed(f"pipeline show {trained} --redis {NO_REDIS} --run-dir", run)

@@ -13,13 +13,14 @@ import * as rollout from "./pages/rollout.js";
 import * as rollouts from "./pages/rollouts.js";
 import * as run from "./pages/run.js";
 import * as runs from "./pages/runs.js";
+import * as step from "./pages/step.js";
 import * as tasks from "./pages/tasks.js";
 import * as trained from "./pages/trained.js";
 
-const PAGES = { "": runs, run, fleet, rollouts, rollout, compare, tasks, trained };
+const PAGES = { "": runs, run, fleet, step, rollouts, rollout, compare, tasks, trained };
 const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"], ["tasks", "Tasks"],
   ["trained", "Who gets trained"]];
-const PARENT = { rollout: "rollouts", compare: "rollouts" };
+const PARENT = { step: "run", rollout: "rollouts", compare: "rollouts" };
 const REFRESH_MS = 2000;
 
 const main = document.getElementById("main");
@@ -60,11 +61,13 @@ function navigate() {
   say(document.getElementById("pages"), links);
 }
 
-/** Draw the page again soon; later while the reader points at a chart. */
+/** Draw the page again soon; later while the reader points at a chart or has selected text. */
 function schedule() {
   timer ??= setTimeout(async () => {
     timer = null;
-    if (main.querySelector("svg:hover, svg:focus")) return schedule();
+    const selection = window.getSelection();
+    const isSelected = !selection.isCollapsed && main.contains(selection.anchorNode);
+    if (isSelected || main.querySelector("svg:hover, svg:focus")) return schedule();
     const refreshed = page;
     try {
       await refreshed?.refresh?.();

@@ -59,16 +59,35 @@ export function entitle(text) {
   document.title = visible(text);
 }
 
-/** Replace the children of an element that is shown. The keyboard's focus stays on what had it, or on what replaces it. */
+/** Replace the children of an element that is shown. The keyboard's focus stays on what had it, or on what replaces it; what was unfolded
+ * stays so, and what was scrolled stays where it was.
+ */
 export function redraw(parent, ...children) {
+  const kept = new Map(named(parent).map(([name, one]) => [name, { open: one.open, left: one.scrollLeft, top: one.scrollTop }]));
   const before = parent.contains(document.activeElement) ? document.activeElement : null;
   const path = [];
   for (let one = before; one && one !== parent; one = one.parentElement) path.unshift([...one.parentElement.children].indexOf(one));
   say(parent, ...children);
+  for (const [name, one] of named(parent)) {
+    const { open, left, top } = kept.get(name) ?? {};
+    if (open !== undefined && one.open !== open) one.open = open;
+    if (left || top) one.scrollTo(left, top);
+  }
   if (!path.length) return;
   const inPlace = path.reduce((one, index) => one?.children[index], parent);
   const alike = [inPlace, ...parent.querySelectorAll(before.tagName)].find((one) => one?.isEqualNode(before));
   (alike ?? (inPlace?.tagName === before.tagName ? inPlace : null))?.focus({ preventScroll: true });
+}
+
+/** What can be unfolded or scrolled in an element, each with a name that it keeps when the element is drawn again. */
+function named(parent) {
+  const counts = new Map();
+  return [...parent.querySelectorAll("details, .scroll, pre")].map((one) => {
+    const about = one.querySelector(":scope > summary")?.textContent ?? one.getAttribute("aria-label") ?? one.className;
+    const name = `${one.tagName} ${about}`;
+    counts.set(name, (counts.get(name) ?? 0) + 1);
+    return [`${name} ${counts.get(name)}`, one];
+  });
 }
 
 /** A table with a header row. A column is {name, cell(row), number, title}. It scrolls by itself where it is too wide. */
@@ -78,9 +97,23 @@ export function table(caption, columns, rows, empty = "Nothing yet.") {
     element("th", { scope: "col", class: one.number && "number", title: one.title }, one.name));
   const body = rows.map((row) =>
     element("tr", {}, columns.map((one) => element("td", { class: one.number && "number" }, one.cell(row)))));
-  const drawn = element("table", {}, element("caption", {}, caption),
+  const drawn = element("table", {}, element("caption", {}, caption, " ",
+    element("button", { type: "button", class: "csv", "aria-label": `Save as CSV: ${caption}`, click: () => saveText(`${caption}.csv`, tableAsCsv(drawn)) }, "CSV")),
     element("thead", {}, element("tr", {}, head)), element("tbody", {}, body));
   return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, drawn);
+}
+
+/** The texts of a table's cells. A text that a spreadsheet would calculate is marked as text. */
+function tableAsCsv(drawn) {
+  const cell = (text) => `"${(/^[=+@]|^-(?![\d.])/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+  return [...drawn.rows].map((row) => [...row.cells].map((one) => cell(one.textContent.trim())).join(",")).join("\r\n");
+}
+
+/** Give the reader a file. */
+export function saveText(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  element("a", { href: url, download: visible(name) }).click();
+  URL.revokeObjectURL(url);
 }
 
 /** A list of names and values. Pairs whose value is empty are left out. */

@@ -42,6 +42,14 @@ export function moment(at) {
   return at ? new Date(1000 * at).toLocaleString("en-GB") : NONE;
 }
 
+/** A moment (Unix seconds) in local time, with the date only where it is not today's. */
+export function clock(at) {
+  if (!at) return NONE;
+  const [when, now] = [new Date(1000 * at), new Date()];
+  const time = when.toLocaleTimeString("en-GB");
+  return when.toDateString() === now.toDateString() ? time : `${when.toLocaleDateString("en-CA")} ${time}`;
+}
+
 export function bytes(size) {
   if (size === null || size === undefined) return NONE;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

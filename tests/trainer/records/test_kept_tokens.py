@@ -51,8 +51,8 @@ def test_they_are_read_whether_their_segment_is_open_or_closed(tmp_path: Path) -
     add_rollout(writer, "a")
     assert add(writer, "a", tokens(3))
     for _ in range(2):
-        assert store.trained("a") == tokens(3)
-        assert store.trained("b") is None
+        assert store.trained(["a"]) == {"a": tokens(3)}
+        assert store.trained(["b"]) == {}
         assert [one.head.request_id for one in store.heads()] == ["a"], "they are no rollout"
         assert store.find("a") is not None
         writer.close()
@@ -69,9 +69,9 @@ def test_a_step_that_is_taken_again_writes_nothing_twice_and_replaces_what_diffe
     assert not add(resumed, "a", tokens(3))
     assert add(resumed, "a", tokens(3, logprob=-2.0)), "the weights differed"
     assert add(resumed, "b", tokens(4))
-    assert RolloutStore(tmp_path).trained("a") == tokens(3, logprob=-2.0)
+    assert RolloutStore(tmp_path).trained(["a"]) == {"a": tokens(3, logprob=-2.0)}
     resumed.close()
-    assert RolloutStore(tmp_path).trained("a") == tokens(3, logprob=-2.0)
+    assert RolloutStore(tmp_path).trained(["a"]) == {"a": tokens(3, logprob=-2.0)}
 
 
 def test_a_record_that_a_kill_cut_short_costs_nothing_else(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_record_that_a_kill_cut_short_costs_nothing_else(tmp_path: Path) -> No
     (path,) = segment.segments_in(killed)
     path.write_bytes(path.read_bytes()[:-3])
     for _ in range(2):
-        assert RolloutStore(killed).trained("a") == tokens(3)
+        assert RolloutStore(killed).trained(["a"]) == {"a": tokens(3)}
         assert RolloutStore(killed).find("a") is not None
         RolloutWriter(killed, max_bytes=MAX_BYTES).close()
 
@@ -96,7 +96,8 @@ def test_they_count_against_the_budget_of_the_rollouts_and_the_oldest_go_first(t
         of_turn = TrainedTurn(turn=0, logprobs=floats, advantages=b"", weights=b"", reasons=bytes(2000))
         add(writer, f"r{step}", TrainedTokens(step=step, version=0, turns=(of_turn,)))
     writer.close()
-    kept = [step for step in range(1, 31) if RolloutStore(tmp_path).trained(f"r{step}") is not None]
+    found = RolloutStore(tmp_path).trained(f"r{step}" for step in range(1, 31))
+    kept = [step for step in range(1, 31) if f"r{step}" in found]
     assert kept == [*range(kept[0], 31)]
     assert kept[0] > 1
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 160_000

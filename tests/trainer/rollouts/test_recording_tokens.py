@@ -55,8 +55,7 @@ async def kept(pool: ArqRedis, run_dir: Path, batch: Batch, recipe: RolloutsReci
 
 
 async def test_the_tokens_of_each_turn_are_kept(pool: ArqRedis, tmp_path: Path, batch: Batch) -> None:
-    found = (await kept(pool, tmp_path, batch, RolloutsRecipe(tokens=True))).trained("r7")
-    assert found is not None
+    found = (await kept(pool, tmp_path, batch, RolloutsRecipe(tokens=True))).trained(["r7"])["r7"]
     assert (found.step, found.version) == (4, 3)
     (of_turn,) = found.turns
     assert (of_turn.turn, [*unpack_float32s(of_turn.logprobs)]) == (0, [-2.0, -2.0])
@@ -70,7 +69,7 @@ async def test_of_a_share_of_the_rollouts_the_same_share_of_tokens_is_kept(
 ) -> None:
     store = await kept(pool, tmp_path, batch, RolloutsRecipe(keep=0.5, tokens=True))
     drawn = {one.request_id for one in batch.samples if recording.is_group_kept(RUN, one.group_id, 0.5)}
-    assert {one for one in batch.request_ids if store.trained(one) is not None} == drawn
+    assert store.trained(batch.request_ids).keys() == drawn
     assert 0 < len(drawn) < NUM_GROUPS
 
 

@@ -14,7 +14,7 @@ export async function show(here) {
   const same = firstDifference(...pair.map(commands));
   const columns = pair.map((rollout) => element("section", { "aria-label": rollout.request_id },
     element("h2", {}, element("a", { href: address("rollout", here.run, rollout.request_id) }, rollout.request_id)),
-    head(rollout), lifeline(rollout), conversation(rollout)));
+    head(here.run, rollout), lifeline(rollout), conversation(rollout)));
   return { title: pair[0].task_id, body: element("div", {}, element("p", {}, same), element("div", { class: "pair" }, columns)) };
 }
 

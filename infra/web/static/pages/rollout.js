@@ -7,7 +7,7 @@ import { conversation, folded } from "../conversation.js";
 import { badge, block, element, facts, notice, redraw, section, table } from "../dom.js";
 import { duration, moment, number, percent } from "../format.js";
 import { lifeline } from "../lifeline.js";
-import { reward as rewardBadge, versions } from "./rollouts.js";
+import { fate as fateOf, reward as rewardBadge, versions } from "./rollouts.js";
 
 const MOST = 500;
 const MOST_OF_VERSION = 32;
@@ -49,7 +49,7 @@ export async function show(here) {
 
 function parts(here, rollout, others) {
   return [
-    head(rollout),
+    head(here.run, rollout),
     rollout.unreadable ? notice(`Its body cannot be shown: ${rollout.unreadable}`) : null,
     section("What became of it", verdict(rollout), lifeline(rollout), life(rollout)),
     section("Reward", reward(rollout)),
@@ -66,14 +66,14 @@ function fromTree(rollout) {
 }
 
 /** The line of facts at the top; also of the page that compares two. */
-export function head(rollout) {
+export function head(run, rollout) {
   const row = rollout.head ?? {};
   const outcome = rollout.outcome?.message ?? "";
   return facts([
     ["Request", rollout.request_id],
     ["Reward", rewardBadge({ reward: rollout.reward?.value })],
     ["Outcome", [row.outcome ?? rollout.state, outcome && `: ${outcome}`].filter(Boolean).join("")],
-    ["Fate", row.step ? `${row.fate} in step ${row.step}` : row.fate],
+    ["Fate", row.fate && fateOf(run, row)],
     ["Versions", row.version_first === undefined ? "" : versions(row)],
     ["Lag", row.lag === undefined || row.lag === null ? "" : `${number(row.lag)} versions`],
     ["Turns", number(row.num_turns)],

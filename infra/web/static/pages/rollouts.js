@@ -9,12 +9,14 @@ const FILTERS = [
   { name: "task", label: "Task", hint: "django*" },
   { name: "reward", label: "Reward", hint: "0, 1, none", size: 6 },
   { name: "outcome", label: "Outcome", hint: "submitted*" },
+  { name: "step", label: "Step", hint: "3 or 3-7", size: 6 },
   { name: "version", label: "Version", hint: "3 or 3-7", size: 6 },
   { name: "turns", label: "Turns", hint: "1-4", size: 6 },
   { name: "tokens", label: "Sampled tokens", hint: "500-", size: 8 },
   { name: "lag", label: "Lag", hint: "1-", size: 4 },
   { name: "purpose", label: "Purpose", choices: ["", "train", "eval"] },
   { name: "fate", label: "Fate", hint: "trained" },
+  { name: "worker", label: "Worker", hint: "host*", size: 10 },
   { name: "group", label: "Group", hint: "id", size: 10 },
   { name: "text", label: "Text in it", hint: "searches bodies" },
 ];
@@ -58,7 +60,8 @@ function filters(query, changed) {
 
 function count(found) {
   const searched = found.text_complete === false ? ` The text was looked for in the newest ${number(found.text_searched)} only.` : "";
-  return element("p", {}, `${number(found.total)} of ${number(found.num_rollouts)} rollouts, found in ${number(found.took_ms)} ms.${searched}`);
+  const mean = found.reward && `, mean reward ${number(found.reward.value)} (${number(found.reward.low)} to ${number(found.reward.high)}, 95 %)`;
+  return element("p", {}, `${number(found.total)} of ${number(found.num_rollouts)} rollouts${mean || ""}, found in ${number(found.took_ms)} ms.${searched}`);
 }
 
 function rows(run, found, query, ask) {
@@ -71,7 +74,7 @@ function rows(run, found, query, ask) {
     { name: "Sampled", key: "sampled_tokens", number: true, cell: (row) => number(row.sampled_tokens) },
     { name: "Versions", key: "version_first", number: true, cell: versions },
     { name: "Lag", key: "lag", number: true, cell: (row) => number(row.lag) },
-    { name: "Fate", key: "fate", cell: (row) => (row.step ? `${row.fate} in step ${row.step}` : row.fate || "open") },
+    { name: "Fate", key: "fate", cell: (row) => fate(run, row) },
     { name: "For", key: "purpose", cell: (row) => row.evaluation || row.purpose },
     { name: "Group", key: "group_id", cell: (row) => element("a", { href: address("rollouts", run, "", { group: row.group_id }) },
       `${row.group_id} ${row.member + 1}/${row.group_size}`) },
@@ -85,6 +88,10 @@ function order({ name, key }, sort, ask) {
   const [down, up] = [sort === `-${key}`, sort === key];
   return element("button", { type: "button", class: "order", click: () => ask({ sort: down ? key : `-${key}` }),
     "aria-label": `Sort by ${name}` }, name, down ? " ▾" : up ? " ▴" : "");
+}
+
+export function fate(run, row) {
+  return row.step ? [`${row.fate} in `, element("a", { href: address("step", run, String(row.step)) }, `step ${row.step}`)] : row.fate || "open";
 }
 
 export function reward(row) {

@@ -2,9 +2,9 @@
 
 import { address, remember } from "../address.js";
 import { get, ofRun } from "../api.js";
-import { bars, lines } from "../charts.js";
-import { badge, element, facts, notice, redraw, section, table, unwell } from "../dom.js";
-import { ago, duration, moment, number, percent, seconds, words } from "../format.js";
+import { bars, lines, STEPS } from "../charts.js";
+import { badge, element, facts, notice, redraw, saveText, section, table, unwell } from "../dom.js";
+import { ago, clock, duration, moment, number, percent, seconds, words } from "../format.js";
 
 // A curve that is `rare` is shown only where it is not always zero.
 const CURVES = [
@@ -37,33 +37,46 @@ const NOT_DRAWN = new Set(["step", "at", "began_at", "trained_at", "version", "w
   ...CURVES.flatMap((one) => one.fields)]);
 
 /** Charts of curves. `runs` is [{name, series}]; the first is the page's, the others are drawn over it. */
-function charts(runs) {
-  const { marks } = runs[0].series;
+function charts(runs, view) {
+  const marks = placed(runs[0].series.marks, runs[0].series, view);
   const happens = ({ fields }) => runs.some(({ series }) => series.steps.some((row) => fields.some((field) => row[field])));
-  const known = CURVES.filter((curve) => !curve.rare || happens(curve)).map((curve) => ({ ...curve, curves: ofFields(runs, curve.fields, curve.ends) }));
-  const rest = otherFields(runs).map((field) => ({ title: words(field), curves: ofFields(runs, [field]) }));
-  const draw = (charts) => charts.map((chart) => lines({ ...chart, marks }));
-  const heldOut = lines({ title: "Held-out success, with 95 % intervals", floor: 0, ceiling: 1, marks, format: percent,
-    curves: runs.flatMap(evaluationCurves(runs.length > 1)) });
+  const known = CURVES.filter((curve) => !curve.rare || happens(curve)).map((curve) => ({ ...curve, curves: ofFields(runs, view, curve.fields, curve.ends) }));
+  const rest = otherFields(runs).map((field) => ({ title: words(field), curves: ofFields(runs, view, [field]) }));
+  const heldOut = { title: "Held-out success, with 95 % intervals", floor: 0, ceiling: 1, format: percent,
+    curves: runs.flatMap(evaluationCurves(runs.length > 1, view)) };
   const judged = rest.filter((chart) => chart.title.startsWith("judging"));
   const others = rest.filter((chart) => !chart.title.startsWith("judging"));
-  return [heldOut, ...draw(known), ...draw(judged), more(() => draw(others), others.length)];
+  const draw = (charts) => charts.map((chart) => lines({ ...chart, marks, view }));
+  // Who looks for a number by its name finds it among all of them.
+  if (view.match) return draw([heldOut, ...known, ...rest].filter((chart) => isNamed(chart, view)));
+  return [...draw([heldOut, ...known, ...judged]), more(() => draw(others), others.length)];
 }
 
 /** Charts of what totals are made of, of one run. */
-function breakdowns(series) {
-  const { steps, marks } = series;
-  const stacks = (parts) => steps.map((row) => ({ x: row.step, parts: parts(row) }));
-  const shares = (title, name) =>
-    bars({ title, share: true, format: percent, marks, stacks: stacks((row) => row[name] ?? {}) });
+function breakdowns(series, view) {
+  const marks = placed(series.marks, series, view);
+  const drawn = (title, parts, options = {}) => isNamed({ title }, view) && bars({ title, marks, view, ...options,
+    stacks: placed(series.steps, series, view).map((row) => ({ x: row.x, parts: parts(row) })) });
+  const shares = (title, name) => drawn(title, (row) => row[name] ?? {}, { share: true, format: percent });
   return [
-    bars({ title: "Time of a step by its parts", format: seconds, marks, stacks: stacks(parts) }),
-    bars({ title: "Where rollouts were during a step, mean", marks, stacks: stacks((row) => row.places ?? {}) }),
+    drawn("Time of a step by its parts", parts, { format: seconds }),
+    drawn("Where rollouts were during a step, mean", (row) => row.places ?? {}),
     shares("How training episodes ended, share", "outcomes"),
     shares("What became of training episodes, share", "fates"),
-    bars({ title: "Slots of workers during a step, mean", marks, stacks: stacks((row) => row.slots ?? {}) }),
+    drawn("Slots of workers during a step, mean", (row) => row.slots ?? {}),
     shares("Admission: open, or closed by what, share of the time", "admission"),
-  ];
+  ].filter(Boolean);
+}
+
+/** The rows with their place on the axis: the step, or the seconds since the run's first row. */
+function placed(rows, series, { byTime }) {
+  const first = Math.min(...[series.steps[0]?.at, series.marks[0]?.at].filter(Number.isFinite));
+  return rows.map((row) => ({ ...row, x: byTime ? row.at - first : row.step }));
+}
+
+/** Whether the title or a number of the chart has the text for which the reader looks. */
+function isNamed({ title, fields = [] }, { match }) {
+  return [title, ...fields, ...fields.map(words)].some((name) => name.toLowerCase().includes(match.toLowerCase()));
 }
 
 function parts(row) {
@@ -73,21 +86,21 @@ function parts(row) {
 }
 
 /** The curves of some numbers; where several runs are drawn, of the first number only, or nobody could distinguish them. */
-function ofFields(runs, fields, [low, high] = []) {
+function ofFields(runs, view, fields, [low, high] = []) {
   const shown = runs.length > 1 ? fields.slice(0, 1) : fields;
   return runs.flatMap(({ name, series }) => shown.map((field) => ({
     name: [runs.length > 1 && name, fields.length > 1 && words(field)].filter(Boolean).join(" "),
-    points: series.steps.map((row) => ({ x: row.step, y: row[field], low: row[low], high: row[high] })),
+    points: placed(series.steps, series, view).map((row) => ({ x: row.x, y: row[field], low: row[low], high: row[high] })),
   })));
 }
 
-function evaluationCurves(named) {
+function evaluationCurves(named, view) {
   return ({ name, series }, run) => {
     const groups = new Map();
-    for (const row of series.evaluations) {
+    for (const row of placed(series.evaluations, series, view)) {
       const key = [named && name, row.tasks, row.greedy ? "greedy" : "sampled"].filter(Boolean).join(" ");
       if (!groups.has(key)) groups.set(key, []);
-      groups.get(key).push({ x: row.step, y: row.success, low: row.success_low, high: row.success_high });
+      groups.get(key).push({ x: row.x, y: row.success, low: row.success_low, high: row.success_high });
     }
     return [...groups].map(([key, points]) => ({ name: key, points: points.sort((a, b) => a.x - b.x), dots: true,
       run: named ? run : undefined, dashed: named && key.endsWith("sampled") }));
@@ -118,6 +131,46 @@ function more(draw, count) {
 const OVERLAP_STEPS = 50;
 const MOST_MARKS = [200, 200, 50]; // alarms, all else, publications
 
+/** How the address says that curves are drawn. */
+function viewOf(here, changed) {
+  const { smooth, axis, log, match, from, to } = here.query;
+  const [low, high] = [Number.parseFloat(from), Number.parseFloat(to)];
+  const byTime = axis === "time";
+  return { byTime, log: log === "1", match: match ?? "", smoothing: Math.min(0.99, Math.max(0, Number(smooth) || 0)),
+    range: high > low ? [low, high] : null,
+    formatX: byTime ? duration : STEPS.formatX, label: byTime ? "time" : STEPS.label,
+    open: byTime ? null : (step) => { location.hash = address("step", here.run, String(step)); },
+    zoom: ([start, end]) => changed({ from: start.toPrecision(6), to: end.toPrecision(6) }) };
+}
+
+/** The controls of the charts. `changed` is called with what changes in the address. */
+function controls(here, series, changed) {
+  const { query } = here;
+  const ends = (name, label) => element("label", {}, label, element("input", { name, size: 8, inputmode: "decimal", autocomplete: "off",
+    value: query[name] ?? "", change: (event) => changed({ [name]: event.target.value }) }));
+  const form = element("form", { class: "filters", "aria-label": "How curves are drawn", submit: (event) => event.preventDefault() },
+    element("label", {}, "Find a number", element("input", { name: "match", type: "search", size: 16, value: query.match ?? "", autocomplete: "off",
+      input: (event) => changed({ match: event.target.value }) })),
+    element("label", {}, "Smoothing", element("input", { name: "smooth", type: "range", min: 0, max: 0.99, step: 0.01, value: query.smooth ?? 0,
+      input: (event) => changed({ smooth: Number(event.target.value) ? event.target.value : "" }) })),
+    element("label", {}, "Along", element("select", { name: "axis", change: (event) => changed({ axis: event.target.value, from: "", to: "" }) },
+      [["", "steps"], ["time", "time"]].map(([value, text]) => element("option", { value, selected: (query.axis ?? "") === value }, text)))),
+    element("label", {}, "Heights", element("select", { name: "log", change: (event) => changed({ log: event.target.value }) },
+      [["", "linear"], ["1", "logarithmic"]].map(([value, text]) => element("option", { value, selected: (query.log ?? "") === value }, text)))),
+    ends("from", "From"), ends("to", "To"),
+    element("button", { type: "button", click: () => changed({ from: "", to: "" }) }, "Show all"),
+    element("button", { type: "button", click: () => saveText(`${here.run} steps.csv`, stepsAsCsv(series())) }, "Save the steps as CSV"));
+  return { form, say: () => {
+    for (const name of ["from", "to"]) form.elements[name].value = here.query[name] ?? "";
+  } };
+}
+
+/** All numbers of all steps, one step a line. */
+function stepsAsCsv({ steps }) {
+  const columns = [...new Set(steps.flatMap((row) => Object.keys(row).filter((name) => typeof row[name] !== "object" || row[name] === null)))];
+  return [columns, ...steps.map((row) => columns.map((name) => row[name] ?? ""))].map((row) => row.join(",")).join("\r\n");
+}
+
 export async function show(here) {
   const others = (await get("/api/runs")).runs.filter((run) => run.id !== here.run && run.directory);
   const store = new Map();
@@ -125,15 +178,28 @@ export async function show(here) {
   const drawn = element("div");
   let chosen = (here.query.with ?? "").split(",").filter((id) => others.some((run) => run.id === id));
 
+  let named = [];
+  function change(query) {
+    remember(here, { ...here.query, ...query });
+    asked.say();
+    paint();
+  }
+  const asked = controls(here, () => named[0].series, change);
+  function paint() {
+    const view = viewOf(here, change);
+    const found = [charts(named, view), breakdowns(named[0].series, view)];
+    redraw(drawn,
+      element("p", { class: "hint" }, "Ticks on the axis are published weight versions; dashed lines are what is listed under What happened. "
+        + "A click on a curve opens the page of the step; drawing across a chart enlarges that part in all of them."),
+      ...found.map((of) => element("div", { class: "charts" }, of)),
+      found.flat().some(Boolean) ? "" : notice(`No number has ${view.match || "a value there"}.`),
+      evaluations(named[0].series), marks(here, named[0].series, (kind) => change({ kind })));
+  }
   async function draw() {
     const ids = [here.run, ...chosen];
     const found = await Promise.all(ids.map((id) => newest(store, id)));
-    const named = found.map((series, index) => ({ series, name: ids[index] }));
-    redraw(drawn,
-      element("p", { class: "hint" }, "Ticks on the axis are published weight versions; dashed lines are what is listed under What happened."),
-      element("div", { class: "charts" }, charts(named)),
-      element("div", { class: "charts" }, breakdowns(named[0].series)),
-      evaluations(named[0].series), marks(named[0].series));
+    named = found.map((series, index) => ({ series, name: ids[index] }));
+    paint();
   }
   async function refresh() {
     const [{ runs }, status] = await Promise.all([get("/api/runs"), get(ofRun(here.run, "status"))]);
@@ -145,11 +211,11 @@ export async function show(here) {
   }
   async function choose(ids) {
     chosen = ids;
-    remember(here, { with: ids.join(",") });
+    remember(here, { ...here.query, with: ids.join(",") });
     await draw();
   }
   await refresh();
-  const body = element("div", {}, top, overlays(others, chosen, choose), drawn);
+  const body = element("div", {}, top, overlays(others, chosen, choose), asked.form, drawn);
   return { title: here.run, body, refresh, kinds: ["steps", "evaluations", "publications", "endings", "alarms", "status"] };
 }
 
@@ -201,14 +267,28 @@ function flow(run, { queue, admission, lags }) {
   ]);
 }
 
+const MOST_SHOWN = 30; // runs that are offered at a time; a name finds the others
+
+/** The other runs, of which some can be laid over this one. */
 function overlays(others, chosen, choose) {
   if (!others.length) return "";
-  const boxes = others.map((run) => element("label", {},
-    element("input", { type: "checkbox", value: run.id, checked: chosen.includes(run.id) }), ` ${run.id}`));
-  const form = element("fieldset", { class: "overlays" }, element("legend", {}, "Lay over it"), boxes);
-  form.addEventListener("change", () =>
-    choose([...form.querySelectorAll("input:checked")].map((box) => box.value)));
-  return form;
+  const list = element("div", { class: "choices" });
+  const search = element("input", { type: "search", size: 16, placeholder: "name", "aria-label": "Find a run", autocomplete: "off" });
+  let wanted = chosen;
+  function offer() {
+    const named = others.filter((run) => `${run.id} ${run.name}`.toLowerCase().includes(search.value.toLowerCase()));
+    const first = [...others.filter((run) => wanted.includes(run.id)), ...named.filter((run) => !wanted.includes(run.id))];
+    const left = first.length - MOST_SHOWN;
+    redraw(list, first.slice(0, MOST_SHOWN).map((run) => element("label", {}, element("input", { type: "checkbox", value: run.id,
+      checked: wanted.includes(run.id) }), ` ${run.id}`)), left > 0 ? element("span", { class: "hint" }, `and ${number(left)} more`) : "");
+  }
+  list.addEventListener("change", (event) => {
+    wanted = event.target.checked ? [...wanted, event.target.value] : wanted.filter((id) => id !== event.target.value);
+    choose(wanted);
+  });
+  search.addEventListener("input", offer);
+  offer();
+  return element("fieldset", { class: "overlays" }, element("legend", {}, "Lay over it"), others.length > MOST_SHOWN ? search : "", list);
 }
 
 function evaluations(series) {
@@ -227,17 +307,23 @@ function evaluations(series) {
   ], [...series.evaluations].reverse(), "There was no evaluation yet."));
 }
 
-/** Alarms and all else first: a run publishes at every step, and has few of them. */
-function marks(series) {
-  const newest = [...series.marks].reverse();
+/** Alarms and all else first: a run publishes at every step, and has few of them. `choose` is called with the kind that is to be listed. */
+function marks(here, series, choose) {
+  const kind = here.query.kind ?? "";
+  const names = [...new Set(series.marks.map((mark) => mark.kind))].sort();
+  const chooser = names.length < 2 ? "" : element("p", {}, element("label", {}, "Kind ",
+    element("select", { name: "kind", change: (event) => choose(event.target.value) },
+      ["", ...names].map((name) => element("option", { value: name, selected: name === kind }, name || "all")))));
+  const newest = series.marks.filter((mark) => !kind || mark.kind === kind).reverse();
   const kinds = [newest.filter((mark) => mark.kind === "alarm"), newest.filter((mark) => mark.kind !== "alarm" && mark.kind !== "published"),
     newest.filter((mark) => mark.kind === "published")];
   const shown = kinds.flatMap((found, index) => found.slice(0, MOST_MARKS[index]));
   const left = newest.length - shown.length;
   const first = series.steps[0]?.at ?? series.marks[0]?.at;
-  return section("What happened", table("Alarms, then all else, then publications, each newest first", [
+  return section("What happened", chooser, table("Alarms, then all else, then publications, each newest first", [
+    { name: "At", cell: (mark) => element("time", { title: moment(mark.at) }, clock(mark.at)) },
     { name: "After", number: true, title: "since the first row of the journal", cell: (mark) => duration(mark.at - Math.min(first, mark.at)) },
-    { name: "Step", number: true, cell: (mark) => number(mark.step) },
+    { name: "Step", number: true, cell: (mark) => (mark.step ? element("a", { href: address("step", here.run, String(mark.step)) }, number(mark.step)) : "0") },
     { name: "Kind", cell: (mark) => badge(mark.kind, mark.kind === "published" ? "plain" : "warn") },
     { name: "What", cell: (mark) => mark.text },
   ], shown), left ? element("p", { class: "hint" }, `${number(left)} older ones are not listed.`) : "");

@@ -81,6 +81,7 @@ async def test_another_run_is_laid_over_and_stays_in_the_address(reader: Reader,
     "place",
     [
         f"#/run/{FINISHED}",
+        f"#/step/{FINISHED}/1",
         f"#/fleet/{FINISHED}",
         f"#/rollouts/{FINISHED}",
         f"#/rollout/{FINISHED}/{FINISHED}-1-0",

@@ -13,6 +13,8 @@ PAGES = {
     "runs": ("#/", "Runs", "finished all 6 steps"),
     "run": (f"#/run/{FINISHED}", FINISHED, "entropy fell below 0.1"),
     "runs laid over one another": (f"#/run/{FINISHED}?with={OTHER}", FINISHED, OTHER),
+    "step": (f"#/step/{FINISHED}/1", "Step 1", "The last one to arrive was"),
+    "step without tokens": (f"#/step/{FINISHED}/2", "Step 2", "where the recipe has rollouts.tokens"),
     "fleet": (f"#/fleet/{FINISHED}", "Fleet", "does not answer"),
     "rollouts": (f"#/rollouts/{FINISHED}", "Rollouts", "25 of 25 rollouts"),
     "rollout": (f"#/rollout/{FINISHED}/{FIRST}", "demo:calc-8", "cat calc.py"),
