@@ -19,7 +19,7 @@ from infra.web import fleet, run_journal, runs, security, step_page, tasks
 from infra.web.actions import ActionLog, DeadLetters
 from infra.web.export import ExportChoice, export
 from infra.web.fleet import RedisReader
-from infra.web.rollout_page import RolloutPages
+from infra.web.rollout_page import RolloutPages, TurnQuery
 from infra.web.rollout_table import RolloutQuery
 from infra.web.run_journal import JsonRow
 from infra.web.runs import ChangeFeed, OpenRun, RunCatalogue, RunChange, RunReader, marks_of
@@ -126,9 +126,11 @@ class RunServer:
 
     async def _rollout(self, request: web.Request) -> web.Response:
         run = await self._run(request)
+        with _as_bad_request():
+            part = TurnQuery.of(request.query)
         await self._reader.catch_up(run)
         with _as_not_found():
-            shown = await self._rollouts.page(run, request.match_info["request"])
+            shown = await self._rollouts.page(run, request.match_info["request"], part)
             return json_reply(shown | {"reading": run.reading})
 
     async def _tasks(self, request: web.Request) -> web.Response:

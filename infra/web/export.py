@@ -56,7 +56,7 @@ async def export(session: aiohttp.ClientSession, choice: ExportChoice, static: P
     num_bytes, shown = 0, list[dict[str, Any]]()
     for row in rows:
         path = f"{place}/rollouts/{_quoted(row['request_id'])}"
-        async with session.get(path) as response:
+        async with session.get(path, params={"turns": "all"}) as response:
             num_bytes += len(await response.read())
             if num_bytes > MAX_BYTES:
                 break

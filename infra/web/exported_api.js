@@ -10,7 +10,8 @@ export async function get(path, query = {}) {
   const reply = held.replies[path];
   if (!reply) throw new Error("This is not in the exported file. The run's own pages (`swerve web`) have it.");
   // The file does not grow, so there is nothing after any step.
-  return query.after === undefined ? reply : { ...reply, steps: [] };
+  if (query.after !== undefined) return { ...reply, steps: [] };
+  return query.find ? { ...reply, found: turnsWith(reply.turns, query.find) } : reply;
 }
 
 export function ofRun(run, ...parts) {
@@ -53,6 +54,12 @@ const TESTS = {
   text: (text) => (row) => JSON.stringify(held.replies[ofRun(held.run, "rollouts", row.request_id)]?.turns ?? "")
     .toLowerCase().includes(JSON.stringify(text).slice(1, -1).toLowerCase()),
 };
+
+/** The turns in which a text occurs, as infra/web/rollout_page.py finds them. */
+function turnsWith(turns, text) {
+  const texts = (turn) => [turn.raw, ...turn.told.map((message) => message.content), ...turn.actions.flatMap((action) => [action.command, action.observation?.output ?? ""])];
+  return turns.filter((turn) => texts(turn).some((one) => one.toLowerCase().includes(text.toLowerCase()))).map((turn) => turn.index);
+}
 
 /** A number, or a range such as 3-7 or 3-. */
 function within(text, column) {

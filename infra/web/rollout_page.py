@@ -5,13 +5,17 @@ It comes from Redis or from its store, with its judgement and its group.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
 
 from infra.web.fleet import RedisReader
+from infra.web.rollout_table import texts_of
 from infra.web.run_journal import JsonRow, RolloutRow
 from infra.web.runs import OpenRun
 from pipeline.cli import explain, finding, show
@@ -27,6 +31,35 @@ from pipeline.trajectory import Failed, Turn
 
 _FAULTY = (MalformedMessage, ValueError)
 
+TURNS_AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TurnQuery:
+    """The wanted part of a rollout's turns: `TURNS_AT_ONCE` from `first` on, or all where it is None; and a text to find in all of them."""
+
+    first: int | None = 0
+    find: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "TurnQuery":
+        """Raises ValueError naming the parameter that is wrong."""
+        unknown = sorted(given.keys() - {"turns", "find"})
+        if unknown:
+            raise ValueError(f"{unknown[0]}: no such parameter; there are find, turns")
+        text = given.get("turns", "0")
+        if text != "all" and not re.fullmatch(r"[0-9]{1,9}", text):
+            raise ValueError(
+                f"turns: {text!r} is not a turn; give the number of the first one, from 0, or all"
+            )
+        return cls(None if text == "all" else int(text), given.get("find", ""))
+
+    def indices(self, num_turns: int) -> range:
+        """The numbers of the wanted turns."""
+        if self.first is None:
+            return range(num_turns)
+        return range(min(self.first, num_turns), min(self.first + TURNS_AT_ONCE, num_turns))
+
 
 def conversation(
     found: FoundRollout,
@@ -37,9 +70,11 @@ def conversation(
     group: list[RolloutRow],
     token_texts: Mapping[int, str] | None,
     trained: TrainedTokens | None,
+    part: TurnQuery,
 ) -> JsonRow:
-    """Everything that is known about a rollout. `life` is None if there is no journal, `token_texts` if the tokenizer is not known,
-    `trained` if no step trained the rollout, or the run does not keep what steps do with tokens.
+    """Everything that is known about a rollout, with the wanted part of its turns and an outline of all of them. `life` is None if there is
+    no journal, `token_texts` if the tokenizer is not known, `trained` if no step trained the rollout, or the run does not keep what steps
+    do with tokens.
     """
     trajectory, request = found.result, found.request
     steps = {step.turn: step for step in judgement.steps} if judgement else {}
@@ -59,16 +94,19 @@ def conversation(
         "finished_at": trajectory.finished_at if trajectory else None,
         "worker": trajectory.claim.worker if trajectory else "",
         "attempt": trajectory.claim.attempt if trajectory else 0,
+        "seconds": _complete(trajectory.seconds) if trajectory and trajectory.seconds else None,
         "outcome": _outcome(found),
         "patch": _patch(found),
         "reward": _complete(trajectory.reward) if trajectory else None,
         "turns": [
             {
-                **_turn(index, turn, steps.get(index), token_texts, is_trained=is_trained),
-                "trained": _trained_turn(by_turn[index], turn) if index in by_turn else None,
+                **_turn(index, turns[index], steps.get(index), token_texts, is_trained=is_trained),
+                "trained": _trained_turn(by_turn[index], turns[index]) if index in by_turn else None,
             }
-            for index, turn in enumerate(turns)
+            for index in part.indices(len(turns))
         ],
+        "outline": [_outline(turn, steps.get(index)) for index, turn in enumerate(turns)],
+        "found": _found(turns, part.find),
         "trained": {"step": trained.step, "version": trained.version} if trained else None,
         "judge": judgement.judge if judgement else "",
         "failures": [_complete(failure) for failure in found.failures],
@@ -78,6 +116,34 @@ def conversation(
         "group": [_member(one) for one in group],
     }
     return show.plain(shown)
+
+
+def _outline(turn: Turn, judged: JudgedStep | None) -> JsonRow:
+    """The facts about a turn by which a reader finds it."""
+    observations = [action.observation for action in turn.actions if action.observation is not None]
+    commands = "\0".join(action.command for action in turn.actions)
+    return {
+        "asked_at": turn.asked_at,
+        "engine_wait_s": turn.engine_wait_s,
+        "generate_s": turn.generate_s,
+        "command_s": sum(one.wall_s for one in observations),
+        "num_sampled": len(turn.sampled) // 4,
+        "num_commands": len(turn.actions),
+        "is_failed": any(one.exit_code != 0 for one in observations),
+        "score": judged.score if judged else None,
+        # So that two rollouts can be compared without their texts.
+        "commands": zlib.crc32(commands.encode(errors="replace")),
+    }
+
+
+def _found(turns: Sequence[Turn], text: str) -> list[int] | None:
+    """The turns in which the text occurs; None where nothing is looked for."""
+    if not text:
+        return None
+    wanted = text.casefold()
+    return [
+        index for index, turn in enumerate(turns) if any(wanted in one.casefold() for one in texts_of(turn))
+    ]
 
 
 def tokens_of(turn: Turn, token_texts: Mapping[int, str] | None, *, is_trained: bool) -> list[JsonRow]:
@@ -265,7 +331,7 @@ class RolloutPages:
         self._redis = redis
         self._texts: dict[str, TokenTexts | None] = {}
 
-    async def page(self, run: OpenRun, request_id: str) -> JsonRow:
+    async def page(self, run: OpenRun, request_id: str, part: TurnQuery) -> JsonRow:
         """The page of the rollout. Raises LookupError if neither Redis nor the run's directory knows it."""
         row, group = await asyncio.to_thread(_row_and_group, run, request_id)
         try:
@@ -290,6 +356,7 @@ class RolloutPages:
             group=group,
             token_texts=await self._token_texts(found, run),
             trained=await asyncio.to_thread(_trained, run, row),
+            part=part,
         )
 
     async def _token_texts(self, found: FoundRollout, run: OpenRun) -> TokenTexts | None:

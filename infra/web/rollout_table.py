@@ -22,7 +22,7 @@ from pipeline.journal.rows import StepRow
 from pipeline.message import MalformedMessage
 from pipeline.rollout_store import record, segment
 from pipeline.rollout_store.reading import DIRECTORY, EVALUATIONS
-from pipeline.trajectory import Trajectory
+from pipeline.trajectory import Trajectory, Turn
 
 Place = tuple[Path, int]
 """The segment and the offset of a record."""
@@ -350,7 +350,9 @@ def _search(index: RolloutIndex, rows: Sequence[RolloutRow], text: str) -> tuple
     searched = 0
     for row in rows:
         trajectory = trajectory_of(index, row.request_id)
-        if trajectory is not None and any(wanted in piece.casefold() for piece in _texts_of(trajectory)):
+        if trajectory is not None and any(
+            wanted in piece.casefold() for turn in trajectory.turns for piece in texts_of(turn)
+        ):
             found.append(row)
         searched += trajectory is not None
         if time.monotonic() > give_up_at:
@@ -370,12 +372,11 @@ def trajectory_of(index: RolloutIndex, request_id: str) -> Trajectory | None:
     return None
 
 
-def _texts_of(trajectory: Trajectory) -> Iterator[str]:
+def texts_of(turn: Turn) -> Iterator[str]:
     """The texts that were shown, said, run and printed."""
-    for turn in trajectory.turns:
-        yield turn.text
-        yield from (message.content for message in turn.told)
-        for action in turn.actions:
-            yield action.command
-            if action.observation is not None:
-                yield action.observation.output
+    yield turn.text
+    yield from (message.content for message in turn.told)
+    for action in turn.actions:
+        yield action.command
+        if action.observation is not None:
+            yield action.observation.output

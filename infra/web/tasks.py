@@ -154,7 +154,12 @@ def _is_within(version: int | None, first: int, last: int) -> bool:
 
 
 TRAINED = "trained"
-_DIFFICULTIES = ((0.0, "never solved"), (0.25, "rarely"), (0.75, "sometimes"), (math.nextafter(1, 0), "often"))
+_DIFFICULTIES = (
+    (0.0, "never solved"),
+    (0.25, "rarely"),
+    (0.75, "sometimes"),
+    (math.nextafter(1, 0), "often"),
+)
 _UNKNOWN = "not known"
 
 

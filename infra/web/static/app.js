@@ -1,7 +1,7 @@
 // Which page is shown, and when it is drawn again.
 //
-// A page is a module with `show(address)`, which resolves to {title, body, kinds, refresh}. `refresh` is called after an event of one of
-// these kinds of the page's run; a page without it does not change.
+// A page is a module with `show(address)`, which resolves to {title, body, kinds, refresh, place}. `refresh` is called after an event of one of
+// these kinds of the page's run; a page without it does not change. `place` is the element that the address leads to, if it leads to one.
 
 import { address, parse } from "./address.js";
 import { listen, onReading } from "./api.js";
@@ -41,7 +41,8 @@ async function visit() {
   main.removeAttribute("aria-busy");
   say(main, element("h1", {}, page.title), page.body);
   entitle(`${page.title} – Swerve`);
-  window.scrollTo(0, 0);
+  if (page.place) page.place.scrollIntoView();
+  else window.scrollTo(0, 0);
 }
 
 async function load(where) {

@@ -1,7 +1,8 @@
 // One rollout, turn by turn: what the policy read, thought and said, what it ran and saw, and what a judge scored; and the tokens of a
 // turn as colours: what engine and learner thought of them, what a step did with them, and the versions that drew them.
 
-import { badge, block, element, say } from "./dom.js";
+import { get, ofRun } from "./api.js";
+import { badge, block, element, redraw, say } from "./dom.js";
 import { duration, number } from "./format.js";
 
 const MOST_TOKENS = 20000;
@@ -129,10 +130,74 @@ function legend(turn, versions) {
   return parts;
 }
 
-/** All turns of a rollout. */
-export function conversation(rollout) {
-  if (!rollout.turns?.length) return element("p", { class: "empty" }, "It has no turns.");
-  return element("ol", { class: "turns" }, rollout.turns.map((turn) => element("li", { class: "turn" }, parts(turn))));
+export const TURNS_AT_ONCE = 50;
+const TYPING_MS = 400;
+const MOST_LINKS = 60;
+
+/**
+ * The turns of a rollout, as many at a time as can be read, with what leads to the others. `opened` is called with the number of a turn
+ * that the reader goes to. Returns {body, open}; `open` shows a turn by its number, from 0.
+ */
+export function conversation(run, rollout, opened = () => {}) {
+  const { outline } = rollout;
+  if (!outline.length) return { body: element("p", { class: "empty" }, "It has no turns."), open: () => {} };
+  const list = element("div");
+  let shown = rollout;
+  const first = () => shown.turns[0]?.index ?? 0;
+  const ask = (query) => get(ofRun(run, "rollouts", rollout.request_id), query);
+
+  function draw() {
+    // An exported file has all turns at once.
+    const from = outline.length > TURNS_AT_ONCE ? first() : 0;
+    const turns = shown.turns.filter((turn) => turn.index < from + TURNS_AT_ONCE);
+    const go = (text, index, possible) => element("button", { type: "button", disabled: !possible, click: () => open(index) }, text);
+    const pager = () => (outline.length <= TURNS_AT_ONCE ? "" : element("p", { class: "pager" },
+      go("Earlier turns", Math.max(0, from - TURNS_AT_ONCE), from > 0), ` turns ${number(from + 1)} to ${number(from + turns.length)} of ${number(outline.length)} `,
+      go("Later turns", from + TURNS_AT_ONCE, from + TURNS_AT_ONCE < outline.length)));
+    redraw(list, pager(), element("ol", { class: "turns" }, turns.map((turn) => element("li", { class: "turn", id: `turn-${turn.index}`, tabindex: -1 }, parts(turn)))), pager());
+  }
+  async function open(index) {
+    const from = index - (index % TURNS_AT_ONCE);
+    if (!shown.turns.some((turn) => turn.index === index) || (outline.length > TURNS_AT_ONCE && first() !== from)) {
+      const reply = await ask({ turns: from });
+      shown = { ...reply, turns: reply.turns.filter((turn) => turn.index >= from) };
+      draw();
+    }
+    opened(index);
+    const place = list.querySelector(`#turn-${index}`);
+    place?.scrollIntoView();
+    place?.focus({ preventScroll: true });
+  }
+  draw();
+  return { body: element("div", {}, jumps(rollout, open, ask), list), open };
+}
+
+/** What leads to the turns for which a reader comes: the first command that failed, the submission, a number, a text. */
+function jumps(rollout, open, ask) {
+  const { outline } = rollout;
+  const failed = outline.findIndex((turn) => turn.is_failed);
+  const last = outline.length - 1;
+  const submits = rollout.outcome?.kind === "submitted";
+  const results = element("span", { role: "status" });
+  let timer = null;
+  const turnLink = (index) => [element("button", { type: "button", class: "link", click: () => open(index) }, index + 1), " "];
+  async function find(text) {
+    if (!text) return say(results);
+    const { found } = await ask({ turns: 0, find: text });
+    if (found === null) return say(results, "Texts cannot be looked for here.");
+    say(results, found.length ? [`in ${number(found.length)} turns: `, found.slice(0, MOST_LINKS).map(turnLink), found.length > MOST_LINKS ? "…" : ""] : "in no turn");
+  }
+  return element("form", { class: "filters", "aria-label": "Turns", submit: (event) => event.preventDefault() },
+    failed >= 0 ? element("button", { type: "button", click: () => open(failed) }, `First failed command, turn ${failed + 1}`) : "",
+    element("button", { type: "button", click: () => open(last) }, `${submits ? "Submission" : "Last turn"}, turn ${last + 1}`),
+    element("label", {}, "Turn", element("input", { type: "number", min: 1, max: outline.length, size: 6, change: (event) => {
+      const index = Number(event.target.value) - 1;
+      if (outline[index]) open(index);
+    } })),
+    element("label", {}, "Find in the turns", element("input", { type: "search", size: 18, autocomplete: "off", spellcheck: "false", input: (event) => {
+      clearTimeout(timer);
+      timer = setTimeout(() => find(event.target.value), TYPING_MS);
+    } })), results);
 }
 
 function parts(turn) {
@@ -150,7 +215,7 @@ function heading(turn) {
   const said = [...place(turn), turn.generate_s ? `replied in ${duration(turn.generate_s)}` : "",
     turn.num_sampled ? `${number(turn.num_sampled)} tokens sampled, ${number(turn.num_fed)} fed` : "",
     turn.stop && turn.stop !== "stop" ? `stopped by ${turn.stop}` : "", turn.engine].filter(Boolean);
-  return element("h3", { id: `turn-${turn.index}` }, `Turn ${turn.index + 1} `, element("small", {}, said.join(" · ")));
+  return element("h3", {}, `Turn ${turn.index + 1} `, element("small", {}, said.join(" · ")));
 }
 
 // Where a turn of an agent program belongs, if not behind the turn before it.

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from arq.connections import ArqRedis
+from msgspec import structs
 from redis.asyncio import Redis
 
 from pipeline import census, queue
@@ -250,6 +251,31 @@ async def test_a_rollout_is_a_conversation_with_tokens_and_a_life(serve: Serve, 
     assert "return a + b" in shown["patch"]
     assert [one["what"] for one in shown["life"]] == ["enqueued", "claimed", "published", "trained"]
     assert shown["verdict"] == "trained in step 1, from weights v4"
+
+
+async def test_a_long_rollout_is_read_in_parts_with_an_outline_of_all_turns(
+    serve: Serve, run_dir: Path
+) -> None:
+    failing = samples.action("false", "no")
+    assert failing.observation is not None
+    failing = structs.replace(failing, observation=structs.replace(failing.observation, exit_code=1))
+    turns = [samples.turn(text=f"turn {index}", actions=(), asked_at=1500.0 + index) for index in range(120)]
+    turns[70] = samples.turn(text="turn 70", actions=(failing,), generate_s=2.0, engine_wait_s=0.5)
+    store(run_dir, structs.replace(finished("long", reward=0.0), turns=tuple(turns)))
+    client = await serve(run_dir)
+    shown = await read(client, f"{RUN}/rollouts/long", turns=100, find="TURN 7")
+    assert [turn["index"] for turn in shown["turns"]] == [*range(100, 120)]
+    assert shown["found"] == [7, *range(70, 80)]
+    outline = shown["outline"]
+    assert len(outline) == 120
+    assert [index for index, turn in enumerate(outline) if turn["is_failed"]] == [70]
+    assert (outline[70]["generate_s"], outline[70]["engine_wait_s"], outline[70]["num_commands"]) == (2.0, 0.5, 1)
+    assert len((await read(client, f"{RUN}/rollouts/long"))["turns"]) == 50
+    assert len((await read(client, f"{RUN}/rollouts/long", turns="all"))["turns"]) == 120
+    for query in ({"turns": "last"}, {"turn": "3"}):
+        async with client.get(f"{RUN}/rollouts/long", params=query) as response:
+            assert response.status == 400
+            assert next(iter(query)) in (await response.json())["error"]
 
 
 async def test_a_rollout_that_is_not_stored_shows_what_the_journal_has(serve: Serve, run_dir: Path) -> None:

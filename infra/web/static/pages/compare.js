@@ -14,12 +14,12 @@ export async function show(here) {
   const same = firstDifference(...pair.map(commands));
   const columns = pair.map((rollout) => element("section", { "aria-label": rollout.request_id },
     element("h2", {}, element("a", { href: address("rollout", here.run, rollout.request_id) }, rollout.request_id)),
-    head(here.run, rollout), lifeline(rollout), conversation(rollout)));
+    head(here.run, rollout), lifeline(rollout), conversation(here.run, rollout).body));
   return { title: pair[0].task_id, body: element("div", {}, element("p", {}, same), element("div", { class: "pair" }, columns)) };
 }
 
 function commands(rollout) {
-  return (rollout.turns ?? []).map((turn) => turn.actions.map((action) => action.command).join("\n"));
+  return rollout.outline.map((turn) => turn.commands);
 }
 
 function firstDifference(left, right) {

@@ -1,13 +1,13 @@
 // One rollout: what it was for, its reward, its conversation and its life; and all rollouts of its task, by the weight version that began
 // them: did the policy learn it?
 
-import { address } from "../address.js";
+import { address, remember } from "../address.js";
 import { get, ofRun } from "../api.js";
-import { conversation, folded } from "../conversation.js";
+import { conversation, folded, TURNS_AT_ONCE } from "../conversation.js";
 import { badge, block, element, facts, notice, redraw, section, table } from "../dom.js";
 import { duration, moment, number, percent } from "../format.js";
-import { lifeline } from "../lifeline.js";
-import { fate as fateOf, reward as rewardBadge, versions } from "./rollouts.js";
+import { lifeline, turnsOnTheClock } from "../lifeline.js";
+import { fate as fateOf, neighbours, reward as rewardBadge, versions } from "./rollouts.js";
 
 const MOST = 500;
 const MOST_OF_VERSION = 32;
@@ -37,27 +37,54 @@ export async function show(here) {
   const body = element("div");
   let rollout = null;
   async function draw() {
-    rollout = await get(ofRun(here.run, "rollouts", here.more));
+    const turn = Math.max(0, Number.parseInt(here.query.turn, 10) - 1 || 0);
+    rollout = await get(ofRun(here.run, "rollouts", here.more), { turns: turn - (turn % TURNS_AT_ONCE) });
     const others = await sameTask(here.run, rollout);
     redraw(body, ...parts(here, rollout, others).filter(Boolean));
   }
   await draw();
   // What is finished stays as it is, and as the reader has unfolded it.
   const refresh = () => (rollout.finished_at ? null : draw());
-  return { title: rollout.task_id, body, kinds: ["status", "rollouts", "episodes"], refresh };
+  const place = here.query.turn ? body.querySelector(`#turn-${Number.parseInt(here.query.turn, 10) - 1}`) : null;
+  return { title: rollout.task_id, body, place, kinds: ["status", "rollouts", "episodes"], refresh };
 }
 
 function parts(here, rollout, others) {
+  const { body, open } = conversation(here.run, rollout, (index) => remember(here, { ...here.query, turn: String(index + 1) }));
+  const turns = turnsOnTheClock(rollout, open);
   return [
+    beside(here, rollout),
     head(here.run, rollout),
     rollout.unreadable ? notice(`Its body cannot be shown: ${rollout.unreadable}`) : null,
-    section("What became of it", verdict(rollout), lifeline(rollout), life(rollout)),
+    section("What became of it", verdict(rollout), lifeline(rollout), turns ? folded(`${number(rollout.outline.length)} turns on the clock`, turns) : null, life(rollout)),
     section("Reward", reward(rollout)),
     section("Its group", group(here, rollout)),
     section("The same task over versions", others),
-    section("Conversation", rollout.problem ? folded("The task", block(rollout.problem)) : null, conversation(rollout)),
-    rollout.patch ? section("Patch", fromTree(rollout), block(rollout.patch, "output")) : null,
+    section("Conversation", rollout.problem ? folded("The task", block(rollout.problem)) : null, body),
+    rollout.patch ? section("Patch", fromTree(rollout), patch(rollout.patch)) : null,
   ];
+}
+
+/** Links to the rollouts before and after this one: in its group, and in the table from which the reader came. */
+function beside(here, rollout) {
+  const group = (rollout.group ?? []).map((row) => row.request_id);
+  const place = group.indexOf(rollout.request_id);
+  const ways = [["In its group", [group[place - 1], place < 0 ? undefined : group[place + 1]]], ["In the table", neighbours(here.run, rollout.request_id)]];
+  const link = (id, text) => (id ? element("a", { href: address("rollout", here.run, id) }, text) : "");
+  const shown = ways.filter(([, ids]) => ids.some(Boolean)).map(([about, [before, after]]) =>
+    element("span", {}, `${about}: `, link(before, "← previous"), before && after ? " · " : "", link(after, "next →"), " "));
+  return shown.length ? element("p", { class: "pager" }, shown) : null;
+}
+
+const MOST_LINES = 3000; // a longer patch is shown without colours
+
+/** A patch, with colours for what it adds and takes away. */
+function patch(text) {
+  const lines = text.split("\n");
+  if (lines.length > MOST_LINES) return block(text, "output");
+  const kind = (line) => (/^(\+\+\+|---|diff |index )/.test(line) ? "file" : line.startsWith("@@") ? "hunk" : line.startsWith("+") ? "added"
+    : line.startsWith("-") ? "removed" : undefined);
+  return element("pre", { class: "output diff", tabindex: 0 }, lines.map((line) => element("span", { class: kind(line) }, `${line}\n`)));
 }
 
 function fromTree(rollout) {

@@ -21,6 +21,13 @@ const FILTERS = [
   { name: "text", label: "Text in it", hint: "searches bodies" },
 ];
 const TYPING_MS = 400;
+let listed = { run: "", ids: [] }; // the page of the table that was shown last
+
+/** The rollouts before and after this one in the table that was shown last, undefined where there is none. */
+export function neighbours(run, requestId) {
+  const place = listed.run === run ? listed.ids.indexOf(requestId) : -1;
+  return place < 0 ? [] : [listed.ids[place - 1], listed.ids[place + 1]];
+}
 
 export async function show(here) {
   const result = element("div", { "aria-live": "polite" });
@@ -31,8 +38,9 @@ export async function show(here) {
     const mine = (wanted += 1);
     const found = await get(ofRun(here.run, "rollouts"), here.query).catch((error) => ({ error }));
     if (mine !== wanted) return;
-    if (found.error) redraw(result, element("p", { class: "notice" }, found.error.message));
-    else redraw(result, count(found), rows(here.run, found, here.query, ask), pager(found, ask));
+    if (found.error) return redraw(result, element("p", { class: "notice" }, found.error.message));
+    listed = { run: here.run, ids: found.rows.map((row) => row.request_id) };
+    redraw(result, count(found), rows(here.run, found, here.query, ask), pager(found, ask));
   }
   function ask(changes) {
     remember(here, { ...here.query, page: "", ...changes });

@@ -49,6 +49,7 @@ def write_finished_run(directory: Path, run_id: str = FINISHED) -> None:
     )
     store(directory, tiring)
     append(directory, "episodes", settled(tiring, "zero_variance"))
+    store(directory, _long(run_id))
 
 
 def begin_run(directory: Path, run_id: str) -> None:
@@ -79,6 +80,18 @@ def _trajectory(run_id: str, name: str, number: int, member: int) -> Trajectory:
     task = replace(samples.TASK, id=TASKS[number % len(TASKS)])
     place: dict[str, Any] = {"group_id": f"{run_id}-g{number}", "member": member, "group_size": MEMBERS}
     return finished(f"{run_id}-{name}", reward=float(member % 2), run_id=run_id, task=task, **place)
+
+
+def _long(run_id: str) -> Trajectory:
+    """A rollout of 120 turns that is not settled yet; the command of turn 71 failed."""
+    failing = samples.action("pytest -q", "1 failed")
+    assert failing.observation is not None
+    failing = replace(failing, observation=replace(failing.observation, exit_code=1))
+    turns = [
+        samples.turn(text=f"step {number}", actions=(failing,) if number == 71 else (), asked_at=1500.0 + number)
+        for number in range(1, 121)
+    ]
+    return replace(_trajectory(run_id, "long", NUM_STEPS + 2, 0), turns=tuple(turns))
 
 
 def _incidents() -> dict[str, list[dict[str, Any]]]:

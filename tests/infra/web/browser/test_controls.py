@@ -16,13 +16,13 @@ async def test_a_filter_narrows_the_table_and_is_part_of_the_address(
     await reader.open(f"{finished_url}#/rollouts/{FINISHED}")
     await reader.page.get_by_role("textbox", name="Task").fill("django*")
     await reader.page.get_by_role("textbox", name="Reward").fill("1")
-    await expect(reader.page.locator("main")).to_contain_text("0 of 25 rollouts")
+    await expect(reader.page.locator("main")).to_contain_text("0 of 26 rollouts")
     await reader.page.get_by_role("textbox", name="Task").fill("*django*")
-    await expect(reader.page.locator("main")).to_contain_text("4 of 25 rollouts")
+    await expect(reader.page.locator("main")).to_contain_text("4 of 26 rollouts")
     assert await reader.page.locator("tbody tr").count() == 4
     address = reader.page.url
     await reader.open(address)
-    assert "4 of 25 rollouts" in await reader.text()
+    assert "4 of 26 rollouts" in await reader.text()
     assert await reader.page.get_by_role("textbox", name="Task").input_value() == "*django*"
 
 
@@ -32,7 +32,7 @@ async def test_a_mistake_in_a_filter_is_said_and_can_be_mended(reader: Reader, f
     await reader.page.get_by_role("textbox", name="Version").fill("new")
     await expect(reader.page.locator("main")).to_contain_text("'new' is not a number")
     await reader.page.get_by_role("textbox", name="Version").fill("")
-    await expect(reader.page.locator("main")).to_contain_text("25 of 25 rollouts")
+    await expect(reader.page.locator("main")).to_contain_text("26 of 26 rollouts")
     # The browser itself says that a request was refused.
     assert [text for text in reader.complaints if "400" not in text] == []
     reader.complaints.clear()

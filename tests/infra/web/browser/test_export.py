@@ -34,7 +34,7 @@ async def test_every_page_of_an_exported_file_opens_without_a_server(
         ("/", FINISHED),
         (f"/run/{FINISHED}", "Entropy"),
         (f"/fleet/{FINISHED}", "an exported file holds nothing of it"),
-        (f"/rollouts/{FINISHED}", "25 of 25 rollouts"),
+        (f"/rollouts/{FINISHED}", "26 of 26 rollouts"),
         (f"/rollout/{FINISHED}/{FINISHED}-1-0", "Conversation"),
         (f"/tasks/{FINISHED}", "django"),
         (f"/trained/{FINISHED}", "django"),
@@ -54,8 +54,8 @@ async def test_the_table_of_an_exported_file_filters_and_sorts_as_the_servers(
     main = reader.page.locator("main")
     await reader.page.get_by_role("textbox", name="Task").fill("*django*")
     await reader.page.get_by_role("textbox", name="Reward").fill("1")
-    await expect(main).to_contain_text("4 of 25 rollouts")
+    await expect(main).to_contain_text("4 of 26 rollouts")
     await reader.page.get_by_role("button", name="Sort by Turns").click()
     await expect(reader.page.locator("tbody tr")).to_have_count(4)
     await reader.page.get_by_role("textbox", name="Text in it").fill("no rollout says this")
-    await expect(main).to_contain_text("0 of 25 rollouts")
+    await expect(main).to_contain_text("0 of 26 rollouts")

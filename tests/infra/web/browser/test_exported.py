@@ -24,9 +24,9 @@ async def test_an_exported_run_is_read_and_filtered_from_its_file(reader: Reader
     page = (tmp_path / "page" / "index.html").as_uri()
     await reader.open(f"{page}#/rollouts/{FINISHED}?tokens=1-3&version=3&lag=1-")
     main = reader.page.locator("main")
-    await expect(main).to_contain_text("24 of 25 rollouts")
+    await expect(main).to_contain_text("24 of 26 rollouts")
     await reader.page.get_by_role("textbox", name="Sampled tokens").fill("4-")
-    await expect(main).to_contain_text("0 of 25 rollouts")
+    await expect(main).to_contain_text("0 of 26 rollouts")
     await reader.open(f"{page}#/rollout/{FINISHED}/{FINISHED}-1-0")
     await expect(main.locator("figure.lifeline")).to_be_visible()
     assert await too_wide_by_px(reader.page) <= 0

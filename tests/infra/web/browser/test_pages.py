@@ -16,7 +16,7 @@ PAGES = {
     "step": (f"#/step/{FINISHED}/1", "Step 1", "The last one to arrive was"),
     "step without tokens": (f"#/step/{FINISHED}/2", "Step 2", "where the recipe has rollouts.tokens"),
     "fleet": (f"#/fleet/{FINISHED}", "Fleet", "does not answer"),
-    "rollouts": (f"#/rollouts/{FINISHED}", "Rollouts", "25 of 25 rollouts"),
+    "rollouts": (f"#/rollouts/{FINISHED}", "Rollouts", "26 of 26 rollouts"),
     "rollout": (f"#/rollout/{FINISHED}/{FIRST}", "demo:calc-8", "cat calc.py"),
     "a megabyte in one line": (
         f"#/rollout/{FINISHED}/{FINISHED}-tiring",
