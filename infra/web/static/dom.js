@@ -106,7 +106,7 @@ export function table(caption, columns, rows, empty = "Nothing yet.") {
 /** The texts of a table's cells. A text that a spreadsheet would calculate is marked as text. */
 function tableAsCsv(drawn) {
   const cell = (text) => `"${(/^[=+@]|^-(?![\d.])/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
-  return [...drawn.rows].map((row) => [...row.cells].map((one) => cell(one.textContent.trim())).join(",")).join("\r\n");
+  return [...drawn.rows].map((row) => [...row.cells].map((one) => cell(one.textContent.trim().replace(/ [▾▴]$/, ""))).join(",")).join("\r\n");
 }
 
 /** Give the reader a file. */

@@ -34,6 +34,7 @@ def finished(request_id: str, *, reward: float, **fields: Any) -> Trajectory:
         told=(ChatMessage("user", HOSTILE),),
         text=HOSTILE,
         actions=(samples.action("cat calc.py", HOSTILE),),
+        asked_at=1550.0,
     )
     verdict = samples.reward(value=reward, resolved=bool(reward))
     return samples.trajectory(claim, turns=(turn,), reward=verdict, finished_at=1900.0)
