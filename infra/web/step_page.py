@@ -101,12 +101,8 @@ def _effect(run: OpenRun, request_id: str, tokens: TrainedTokens) -> JsonRow | N
         return None
     try:
         pushes, advantages, ratios, num_masked = _by_token(tokens, trajectory)
-    except (
-        MalformedMessage,
-        IndexError,
-        OverflowError,
-        ValueError,
-    ):  # a record from another release, or of other tokens
+    # A record from another release, or of other tokens
+    except (MalformedMessage, IndexError, OverflowError, ValueError):
         return None
     num_tokens = len(advantages)
     return (
