@@ -11,7 +11,7 @@ graded episodes of a task, c resolved it, and 1 - C(n - c, k) / C(n, k) is the p
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, cos, inf, isfinite, nan, pi, sin, sqrt
+from math import comb, cos, exp, inf, isfinite, nan, pi, sin, sqrt
 from statistics import NormalDist, fmean
 
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.975)
@@ -151,6 +151,49 @@ def share(
     effective = num_tasks * centre * (1 - centre) / spread
     num_effective = max(num_tasks if is_even else 1, min(effective, num_draws))
     return Estimate(value, *wilson_interval(value, num_effective, t_quantile(num_tasks - 1)), num_tasks)
+
+
+class RatioOfShares:
+    """Ratios of the share of a kind in one total to its share in another that contains it; groups are the draws. A ratio of 1: the kind is
+    as frequent in both.
+
+    The interval is that of the t distribution around the logarithm of the ratio, with the standard error of a Taylor series of the first
+    order: with a/A and b/B the shares, u_g = a_g/a - A_g/A - b_g/b + B_g/B in group g, and G groups, SE = sqrt(G / (G - 1) * sum(u_g^2))
+    (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, section 5.5). A kind that the first total does not have has the
+    upper end of Clopper and Pearson, with the groups that have the kind as the draws. No end is above B/A, where all of the kind is in the
+    first total.
+    """
+
+    def __init__(self, totals: Mapping[str, tuple[float, float]]) -> None:
+        """`totals` are the two totals of each group."""
+        self._first, self._second = (
+            (sum(column) for column in zip(*totals.values(), strict=True)) if totals else (0, 0)
+        )
+        self._num_groups = len(totals)
+        if self._first > 0:
+            self._errors = {name: b / self._second - a / self._first for name, (a, b) in totals.items()}
+            self._squares = sum(error * error for error in self._errors.values())
+
+    def of(self, parts: Mapping[str, tuple[float, float]]) -> Estimate | None:
+        """The ratio of a kind of which each group has these parts of the two totals; a group without the kind may be left out. None: the
+        first total is 0, or the second has none of the kind.
+        """
+        first, second = (sum(column) for column in zip(*parts.values(), strict=True)) if parts else (0, 0)
+        if not (self._first > 0 and second > 0):
+            return None
+        most = self._second / self._first
+        if first == 0:
+            num_draws = sum(b > 0 for _, b in parts.values())
+            return Estimate(0.0, 0.0, (1 - TAIL ** (1 / num_draws)) * most, self._num_groups)
+        value = (first / self._first) / (second / self._second)
+        if self._num_groups == 1:
+            return Estimate(value, 0.0, most, 1)
+        squares = self._squares
+        for name, (a, b) in parts.items():
+            squares += (self._errors[name] + a / first - b / second) ** 2 - self._errors[name] ** 2
+        spread = max(0.0, squares) * self._num_groups / (self._num_groups - 1)
+        factor = exp(min(700.0, t_quantile(self._num_groups - 1) * sqrt(spread)))
+        return Estimate(value, value / factor, min(most, value * factor), self._num_groups)
 
 
 def pass_at_k(num_episodes: int, num_resolved: int, k: int) -> float:

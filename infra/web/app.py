@@ -27,6 +27,7 @@ from infra.web.security import json_reply
 from pipeline import census
 from pipeline.connection import RedisUnavailable
 from pipeline.message import MalformedMessage
+from pipeline.representation import represented
 from pipeline.settings import redis_settings
 from pipeline.taskfile import read_facts
 
@@ -139,7 +140,7 @@ class RunServer:
 
     async def _represented(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        return json_reply(await self._read(run, lambda: tasks.represented(run.journal)))
+        return json_reply(await self._read(run, lambda: _represented(run.journal)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -260,6 +261,11 @@ async def _until_signal() -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, stop.set)
     await stop.wait()
+
+
+def _represented(journal: run_journal.RunJournal) -> JsonRow:
+    found = represented(journal.episodes.rows)
+    return msgspec.structs.asdict(found) | {"warnings": found.warnings}
 
 
 async def _index(_: web.Request) -> web.StreamResponse:

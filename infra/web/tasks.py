@@ -1,13 +1,11 @@
-"""Success by task and by weight version: which tasks teach, and which do not. Also the rollouts offered to training and those that a step
-used, by length, repository, difficulty and outcome.
-"""
+"""Success by task and by weight version: which tasks teach, and which do not."""
 
-import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from infra.web.run_journal import JsonRow, RolloutRow, RunJournal
+from pipeline.representation import mean_reward
 from pipeline.taskfile import TaskFacts
 
 MAX_BUCKETS = 8
@@ -41,12 +39,6 @@ def repository_of(task_id: str) -> str:
     """The part of a task's id that names its repository: django__django in "swe-gym:django__django-123"."""
     instance = task_id.partition(":")[2] or task_id
     return instance.rpartition("-")[0] or instance
-
-
-def mean_reward(episodes: Iterable[RolloutRow]) -> float | None:
-    """The mean reward of the episodes that have one; None: none has. It is infinite if the sum is."""
-    rewards = [one.reward for one in episodes if one.reward is not None]
-    return sum(rewards) / len(rewards) if rewards else None
 
 
 def _variance(rewards: Sequence[float]) -> float | None:
@@ -151,81 +143,3 @@ def _by_version(episodes: Sequence[RolloutRow], buckets: Sequence[Bucket]) -> li
 
 def _is_within(version: int | None, first: int, last: int) -> bool:
     return version is not None and first <= version <= last
-
-
-TRAINED = "trained"
-_DIFFICULTIES = (
-    (0.0, "never solved"),
-    (0.25, "rarely"),
-    (0.75, "sometimes"),
-    (math.nextafter(1, 0), "often"),
-)
-_UNKNOWN = "not known"
-
-
-def represented(journal: RunJournal) -> JsonRow:
-    """The settled training episodes by what was offered and what was trained."""
-    episodes = [one for one in journal.episodes.rows if one.purpose == "train"]
-    of_task: dict[str, list[RolloutRow]] = defaultdict(list)
-    for one in episodes:
-        of_task[one.task_id].append(one)
-    difficulties = {task_id: difficulty(mean_reward(found)) for task_id, found in of_task.items()}
-    kinds: dict[str, Callable[[RolloutRow], str]] = {
-        "length": lambda one: length_bucket(one.sampled_tokens),
-        "repository": lambda one: repository_of(one.task_id),
-        "difficulty": lambda one: difficulties[one.task_id],
-        "outcome": lambda one: one.outcome or "withdrawn",
-    }
-    return {
-        "num_offered": len(episodes),
-        "num_trained": sum(one.fate == TRAINED for one in episodes),
-        "by": {name: _cells(episodes, bucket_of) for name, bucket_of in kinds.items()},
-        "reasons": Counter(one.fate for one in episodes if one.fate != TRAINED),
-    }
-
-
-def length_bucket(sampled_tokens: int) -> str:
-    """The power of two at or below the length, so that short and long rollouts are resolved equally well."""
-    if sampled_tokens < 1:
-        return "0"
-    first = 1 << (sampled_tokens.bit_length() - 1)
-    return f"{first}-{2 * first - 1}"
-
-
-def difficulty(success: float | None) -> str:
-    """A word for the mean reward of a task over the whole run."""
-    if success is None:
-        return _UNKNOWN
-    return next((word for most, word in _DIFFICULTIES if success <= most), "always")
-
-
-def _cells(episodes: Sequence[RolloutRow], bucket_of: Callable[[RolloutRow], str]) -> list[JsonRow]:
-    of_bucket: dict[str, list[RolloutRow]] = defaultdict(list)
-    for one in episodes:
-        of_bucket[bucket_of(one)].append(one)
-    num_trained = sum(one.fate == TRAINED for one in episodes)
-    return [
-        _cell(bucket, of_bucket[bucket], num_offered=len(episodes), num_trained=num_trained)
-        for bucket in sorted(of_bucket, key=_order)
-    ]
-
-
-def _cell(bucket: str, episodes: Sequence[RolloutRow], *, num_offered: int, num_trained: int) -> JsonRow:
-    trained = sum(one.fate == TRAINED for one in episodes)
-    ratio = (trained / num_trained) / (len(episodes) / num_offered) if num_trained else None
-    return {
-        "bucket": bucket,
-        "offered": len(episodes),
-        "trained": trained,
-        "ratio": ratio,
-        "reasons": Counter(one.fate for one in episodes if one.fate != TRAINED),
-    }
-
-
-def _order(bucket: str) -> tuple[int, str]:
-    """The sort key: lengths and difficulties from smallest to largest, everything else by name."""
-    words = [word for _, word in _DIFFICULTIES] + ["always", _UNKNOWN]
-    if bucket in words:
-        return words.index(bucket), ""
-    first = bucket.partition("-")[0]
-    return (int(first), "") if first.isascii() and first.isdigit() else (0, bucket)

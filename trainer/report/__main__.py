@@ -59,6 +59,7 @@ def table(summary: RunSummary, run_dir: Path) -> str:
             or "none yet"
         ),
         *_size_lines(summary),
+        *(f"{'trained too rarely':<22}{sentence}" for sentence in summary.rarer),
         *source_lines(summary.sources),
         f"{'controls':<22}{_controls(summary)}",
         *_from_tree_lines(summary),

@@ -34,6 +34,7 @@ from pipeline.journal.rows import (
     StepJudging,
     StepRow,
 )
+from pipeline.representation import represented
 from trainer.batching.credit import has_signal
 from trainer.judge import JudgeQuality, judge_quality
 from trainer.recipe import load_recipe
@@ -253,6 +254,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, SourceResult] = {}  # by name; empty where the recipe has no [[sources]]
     # Share of the closed groups whose rewards are all equal, by size of the group; empty if all groups have one size.
     without_signal: dict[int, Estimate] = {}
+    # Sentences about lengths and difficulties that are trained less often than they are asked for, beyond chance.
+    rarer: tuple[str, ...] = ()
     where: WhereFindings  # where the time went; about engines, only what the journal contains
 
     @property
@@ -314,6 +317,7 @@ def summarize(run_dir: Path) -> RunSummary:
         alarms=tuple(read(directory, AlarmRow)),
         sources=tally_of(rows).results(_shares(run_dir)) if any(row.source for row in rows) else {},
         without_signal=without_signal(rows),
+        rarer=tuple(represented(rows).warnings),
         where=where(run_dir, read_rollouts=False),
     )
 

@@ -125,11 +125,12 @@ async def test_who_gets_trained_is_told_as_a_ratio_with_reasons(serve: Serve, ru
     failed = finished("failed", reward=0.0, task=samples.TASK)
     append(run_dir, "episodes", {**settled(failed, "failed"), "outcome": "failed:sandbox", "reward": None})
     shown = await read(await serve(run_dir), f"{RUN}/represented")
-    assert (shown["num_offered"], shown["num_trained"]) == (3, 1)
-    cells = {cell["bucket"]: cell for cell in shown["by"]["outcome"]}
-    assert cells["submitted"]["ratio"] == pytest.approx((1 / 1) / (2 / 3))
-    assert (cells["failed:sandbox"]["ratio"], cells["failed:sandbox"]["reasons"]) == (0.0, {"failed": 1})
-    assert [cell["bucket"] for cell in shown["by"]["difficulty"]] == ["sometimes"]
+    assert (shown["num_asked"], shown["num_finished"], shown["num_trained"]) == (3, 2, 1)
+    buckets = {one["name"]: one for one in shown["by"]["outcome"]}
+    assert buckets["submitted"]["ratio"]["value"] == pytest.approx((1 / 1) / (2 / 3))
+    assert (buckets["failed:sandbox"]["ratio"]["value"], buckets["failed:sandbox"]["reasons"]) == (0.0, {"failed": 1})
+    assert [one["name"] for one in shown["by"]["difficulty"]] == ["sometimes"]
+    assert shown["warnings"] == []
 
 
 async def test_without_redis_the_status_says_so_and_the_stored_part_goes_on(

@@ -29,7 +29,7 @@ PAGES = {
         "ran the same commands",
     ),
     "tasks": (f"#/tasks/{FINISHED}", "Tasks", "its reference fails"),
-    "who gets trained": (f"#/trained/{FINISHED}", "Who gets trained", "24 of 25"),
+    "who gets trained": (f"#/trained/{FINISHED}", "Who gets trained", "Of 25 training rollouts"),
     "no such page": ("#/nothing", "No such page", "Choose a run"),
 }
 
