@@ -355,8 +355,10 @@ def _short(text: str) -> str:
 
 DOES_NOT_APPLY = "patch does not apply"  # the grader's text for it
 READ_S = 60.0
-# Limit for the CPU time of a partial fix, as a multiple of that of the tests with the known fix, which counts as at least one second.
+# Limits for the CPU time and the wall time of a partial fix, as multiples of those of the tests with the known fix, which count as at
+# least these seconds. After the wall time, tests are stopped only if they no longer use the CPU.
 MOST_CPU_FACTOR, LEAST_CPU_S = 20.0, 1.0
+MOST_WALL_FACTOR, LEAST_WALL_S = 20.0, 15.0
 KEEP_BYTES = 32 * 1024 * 1024  # bytes kept of each end of the files that a fix touches, in base64
 
 # Prints one line for each argument: the file in base64, or "-" if it is not a file.
@@ -458,12 +460,17 @@ class StrengthMeter:
 
 
 def partial_fix_limits(limits: Limits, task: Task) -> Limits:
-    """The limits of the grading of a partial fix: some never end."""
+    """The limits of the grading of a partial fix: some never end, and some wait forever."""
     calibration = unpack(task.calibration)
     if calibration is None or not calibration.control_cpu_s:
         return limits
     most_cpu_s = MOST_CPU_FACTOR * max(calibration.control_cpu_s, LEAST_CPU_S)
-    return replace(limits, grade_cpu_s=min(limits.grade_cpu_s, most_cpu_s))
+    most_wall_s = MOST_WALL_FACTOR * max(calibration.control_wall_s, LEAST_WALL_S)
+    return replace(
+        limits,
+        grade_cpu_s=min(limits.grade_cpu_s, most_cpu_s),
+        grade_wall_s=min(limits.grade_wall_s, most_wall_s),
+    )
 
 
 def _test_paths(task: Task, gold: Gold) -> frozenset[str]:

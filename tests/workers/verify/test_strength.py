@@ -75,6 +75,17 @@ def test_a_partial_fix_that_never_ends_costs_a_multiple_of_the_tests(
     assert partial_fix_limits(Limits(grade_cpu_s=1800.0), task).grade_cpu_s == limit_s
 
 
+@pytest.mark.parametrize(
+    ("control_wall_s", "limit_s"), [(0.0, 300.0), (10.0, 300.0), (60.0, 1200.0), (400.0, 7200.0)]
+)
+def test_a_partial_fix_that_waits_forever_is_stopped_after_a_multiple_of_the_tests(
+    control_wall_s: float, limit_s: float
+) -> None:
+    calibration = Calibration(control_cpu_s=1.0, control_wall_s=control_wall_s)
+    task = replace(samples.TASK, calibration=pack(calibration))
+    assert partial_fix_limits(Limits(grade_wall_s=7200.0), task).grade_wall_s == limit_s
+
+
 @pytest.mark.slow
 def test_the_number_of_partial_fixes_has_a_bound(file: TaskFile) -> None:
     file.add("a", FIXED)
