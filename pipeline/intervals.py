@@ -159,9 +159,9 @@ class RatioOfShares:
 
     The interval is that of the t distribution around the logarithm of the ratio, with the standard error of a Taylor series of the first
     order: with a/A and b/B the shares, u_g = a_g/a - A_g/A - b_g/b + B_g/B in group g, and G groups, SE = sqrt(G / (G - 1) * sum(u_g^2))
-    (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, section 5.5). A kind that the first total does not have has the
-    upper end of Clopper and Pearson, with the groups that have the kind as the draws. No end is above B/A, where all of the kind is in the
-    first total.
+    (Saerndal, Swensson and Wretman, Model Assisted Survey Sampling, 1992, section 5.5). A kind of which the first total has nothing or all
+    has the open end of Clopper and Pearson, with the groups that have the kind as the draws. No end is above B/A, where all of the kind is
+    in the first total.
     """
 
     def __init__(self, totals: Mapping[str, tuple[float, float]]) -> None:
@@ -181,13 +181,14 @@ class RatioOfShares:
         first, second = (sum(column) for column in zip(*parts.values(), strict=True)) if parts else (0, 0)
         if not (self._first > 0 and second > 0):
             return None
-        most = self._second / self._first
+        most, value = self._second / self._first, (first / self._first) / (second / self._second)
+        num_draws = sum(b > 0 for _, b in parts.values())
         if first == 0:
-            num_draws = sum(b > 0 for _, b in parts.values())
             return Estimate(0.0, 0.0, (1 - TAIL ** (1 / num_draws)) * most, self._num_groups)
-        value = (first / self._first) / (second / self._second)
-        if self._num_groups == 1:
-            return Estimate(value, 0.0, most, 1)
+        if first == second:
+            return Estimate(value, TAIL ** (1 / num_draws) * most, most, self._num_groups)
+        if num_draws == 1:
+            return Estimate(value, 0.0, most, self._num_groups)
         squares = self._squares
         for name, (a, b) in parts.items():
             squares += (self._errors[name] + a / first - b / second) ** 2 - self._errors[name] ** 2

@@ -102,7 +102,17 @@ def test_a_kind_that_was_never_trained_is_not_certain_to_be_rare() -> None:
     assert many.high < 0.2
 
 
-def test_one_group_says_nothing_about_others() -> None:
-    found = RatioOfShares({"g": (4, 8)}).of({"g": (1, 4)})
+def test_a_kind_of_which_all_is_trained_in_few_groups_is_not_certain_to_be_frequent() -> None:
+    totals = {f"g{one}": (4, 8) for one in range(40)}
+    few = RatioOfShares(totals).of({"g0": (1, 1), "g1": (1, 1)})
+    assert few is not None
+    assert (few.value, few.high) == (2.0, 2.0)
+    assert few.low < 1
+
+
+@pytest.mark.parametrize("others", [0, 9])
+def test_one_group_says_nothing_about_others(others: int) -> None:
+    totals = {f"g{one}": (4, 8) for one in range(1 + others)}
+    found = RatioOfShares(totals).of({"g0": (1, 4)})
     assert found is not None
     assert (found.value, found.low, found.high) == (0.5, 0.0, 2.0)
