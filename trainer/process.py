@@ -123,15 +123,19 @@ def follow(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int = 0
 
 
 @contextlib.contextmanager
-def console_on(screen: TextIO) -> "Iterator[Console]":
-    """A console on `screen`, with log records among its lines. A run continues when nobody reads its output any more."""
-    from trainer.records.console import open_console
+def console_on(screen: TextIO, log: TextIO | None = None) -> "Iterator[Console]":
+    """A console on `screen`, with log records among its lines; `log` gets the same as lines. A run continues when nobody reads its output
+    any more.
+    """
+    from trainer.records.console import LineConsole, LoggedConsole, open_console
 
     outlive_readers()
 
     with open_console(screen) as console:
-        logging.basicConfig(level=logging.WARNING, handlers=[console.log_handler()], force=True)
-        yield console
+        logged = None if log is None else LineConsole(log)
+        handlers = [one.log_handler() for one in (console, logged) if one is not None]
+        logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
+        yield console if logged is None else LoggedConsole(console, logged)
 
 
 def stop_on_signal(stop: Callable[[], None]) -> None:

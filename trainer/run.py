@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.journal.reading import RECIPE, RUN_FILE, journal_of
+from pipeline.journal.reading import LOGS, RECIPE, RUN_FILE, journal_of
 from pipeline.running_tasks import print_tasks_on_sigquit
 from pipeline.taskfile import write_facts
 from trainer import process
@@ -33,7 +33,15 @@ from trainer.inputs import (
 from trainer.learner import directories
 from trainer.plan.__main__ import add_arguments, print_plan
 from trainer.process import TrainerSettings
-from trainer.recipe import AnyRecipe, ImitationRecipe, Recipe, differences, load_any_recipe, to_toml
+from trainer.recipe import (
+    AnyRecipe,
+    ImitationRecipe,
+    Recipe,
+    differences,
+    load_any_recipe,
+    set_keys,
+    to_toml,
+)
 from trainer.records import run_directory
 from trainer.records.run_directory import RunDirectory
 
@@ -87,6 +95,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    arguments.words = sys.argv[1:] if argv is None else argv
     if not arguments.dry_run and (arguments.gpus or arguments.hosts or arguments.measured):
         parser.error("--gpus, --hosts and --measured are of the plan: add --dry-run, or use swerve plan")
     return arguments
@@ -146,10 +155,12 @@ def _own_directory(
     """The run's directory, in which no other trainer works. `tasks` are the digests of the training tasks."""
     _check_sinks(recipe)
     with (
-        _open_directory(recipe, arguments, tasks) as directory,
+        _open_directory(recipe, arguments, tasks) as (directory, changes),
         run_directory.sole_trainer(directory.root),
         run_directory.space_set_aside(directory.root),
     ):
+        command = [sys.executable, "-m", "trainer.run", *arguments.words]
+        run_directory.record_launch(directory.root, command, set_keys=set_keys(recipe), changed=changes)
         yield directory
 
 
@@ -174,8 +185,8 @@ def _check_sinks(recipe: AnyRecipe) -> None:
 @contextlib.contextmanager
 def _open_directory(
     recipe: AnyRecipe, arguments: argparse.Namespace, tasks: Mapping[str, str]
-) -> Iterator[RunDirectory]:
-    """The run's directory, created or found; a run that is refused leaves no directory behind.
+) -> Iterator[tuple[RunDirectory, list[str]]]:
+    """The run's directory, created or found, and what a resume changes; a run that is refused leaves no directory behind.
 
     Raises ValueError if the command confuses resuming and starting.
     """
@@ -193,11 +204,15 @@ def _open_directory(
     if isinstance(recipe, Recipe):
         asyncio.run(_refuse_known(run_id))
     with run_directory.removed_if_refused(root):
-        yield run_directory.create(root, run_id, to_toml(recipe), kind=recipe.kind, tasks=tasks)
+        yield run_directory.create(root, run_id, to_toml(recipe), kind=recipe.kind, tasks=tasks), []
 
 
-def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None, tasks: Mapping[str, str]) -> RunDirectory:
-    """The directory of the run to resume. Reports what has changed since, and raises ValueError for changes that are not allowed."""
+def _resumed(
+    recipe: AnyRecipe, root: Path, run_id: str | None, tasks: Mapping[str, str]
+) -> tuple[RunDirectory, list[str]]:
+    """The directory of the run to resume, and what has changed since, which is also printed. Raises ValueError for changes that are not
+    allowed.
+    """
     found = run_directory.find(root)
     if run_id not in (None, found.run_id):
         raise ValueError(f"{root} holds the run {found.run_id}, not {run_id}; leave --run-id out")
@@ -222,7 +237,7 @@ def _resumed(recipe: AnyRecipe, root: Path, run_id: str | None, tasks: Mapping[s
         with run_directory.writable(root):
             (root / RECIPE).replace(root / "recipe.before.toml")
             (root / RECIPE).write_text(to_toml(recipe))
-    return found
+    return found, changes
 
 
 async def _refuse_known(run_id: str) -> None:
@@ -247,7 +262,10 @@ def _lead(
 
     with contextlib.ExitStack() as stack:
         stack.callback(start_telemetry("trainer", telemetry_settings()).shutdown)
-        console = stack.enter_context(process.console_on(sys.stdout))
+        with run_directory.writable(directory.root):
+            (directory.root / LOGS).mkdir(exist_ok=True)
+            log = stack.enter_context((directory.root / LOGS / "trainer.log").open("a"))
+        console = stack.enter_context(process.console_on(sys.stdout, log))
         logging.getLogger("swerve").setLevel(logging.INFO)
         stack.enter_context(exported_metrics("trainer", metrics_settings(), run=directory.run_id))
         with directories.writing(directory.root):

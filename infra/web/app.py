@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from infra import ports
-from infra.web import fleet, run_journal, runs, security, step_page, tasks
+from infra.web import fleet, recipe_page, run_journal, runs, security, step_page, tasks
 from infra.web.actions import ActionLog, DeadLetters
 from infra.web.export import ExportChoice, export
 from infra.web.fleet import RedisReader
@@ -52,6 +52,8 @@ class RunServer:
         return [
             web.get("/api/runs", self._list),
             web.get(f"{one_run}/series", self._series),
+            web.get(f"{one_run}/recipe", self._recipe),
+            web.get(f"{one_run}/logs/{{name}}", self._log),
             web.get(f"{one_run}/steps/{{step}}", self._step),
             web.get(f"{one_run}/steps/{{step}}/effects", self._effects),
             web.get(f"{one_run}/status", self._status),
@@ -89,21 +91,39 @@ class RunServer:
         run = await self._run(request)
         after = request.query.get("after")
         with _as_bad_request():
-            step = None if not after else _step("after", after)
+            step = None if not after else _whole("after", after)
         shown = await self._read(run, lambda: run_journal.series(run.journal, after=step))
         return json_reply(shown | {"num_steps": run.num_steps})
+
+    async def _recipe(self, request: web.Request) -> web.Response:
+        run, other = await self._run(request), None
+        if request.query.get("with"):
+            other = (await self._runs(await self._statuses())).get(request.query["with"])
+            if other is None:
+                raise web.HTTPNotFound(text=f"there is no directory of a run {request.query['with']!r}")
+        page = recipe_page.recipe_page
+        return json_reply(await asyncio.to_thread(page, run.directory, other and other.directory))
+
+    async def _log(self, request: web.Request) -> web.Response:
+        run, before = await self._run(request), request.query.get("before")
+        with _as_bad_request():
+            end = None if not before else max(0, _whole("before", before))
+        with _as_not_found():
+            return json_reply(
+                await asyncio.to_thread(recipe_page.log_piece, run.directory, request.match_info["name"], end)
+            )
 
     async def _step(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         with _as_bad_request():
-            number = _step("step", request.match_info["step"])
+            number = _whole("step", request.match_info["step"])
         with _as_not_found():
             return json_reply(await self._read(run, lambda: step_page.step_page(run, number)))
 
     async def _effects(self, request: web.Request) -> web.Response:
         run = await self._run(request)
         with _as_bad_request():
-            number = _step("step", request.match_info["step"])
+            number = _whole("step", request.match_info["step"])
         await self._reader.catch_up(run)
         with _as_not_found():
             return json_reply(await asyncio.to_thread(step_page.effects, run, number))
@@ -282,10 +302,10 @@ async def _next_event(changes: asyncio.Queue[RunChange]) -> bytes:
     return b"event: change\ndata: " + data + b"\n\n"
 
 
-def _step(parameter: str, text: str) -> int:
+def _whole(parameter: str, text: str) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
-        raise ValueError(f"{parameter}: {text!r} is not a step; give a whole number")
+        raise ValueError(f"{parameter}: {text!r} is not a whole number; give one such as 3")
     return int(text)
 
 

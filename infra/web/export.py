@@ -62,6 +62,8 @@ async def export(session: aiohttp.ClientSession, choice: ExportChoice, static: P
                 break
             replies[path] = await response.json()
         shown.append(row)
+    # Names of machines and directories are nobody's business where the file is read.
+    replies[f"{place}/recipe"] = (await _get(session, f"{place}/recipe")) | {"launches": [], "logs": []}
     gone = {"gone": "an exported file holds nothing of it"}
     replies |= {
         "/api/runs": {

@@ -14,7 +14,8 @@ import msgspec
 from pipeline.journal.rows import FILES, ImitationStepRow, Row
 from pipeline.message import prepared
 
-RUN_FILE, RECIPE, JOURNAL = "run.json", "recipe.toml", "journal"
+RUN_FILE, RECIPE, JOURNAL, LAUNCHES = "run.json", "recipe.toml", "journal", "launches.jsonl"
+LOGS = "logs"  # the directory of the logs of the trainer, and of the processes that a local run starts
 
 _MAX_LINE_BYTES = 64 * 1024**2
 """Readers skip a longer line in parts, so that no file can fill their memory."""
@@ -32,6 +33,29 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "rl"  # of its recipe; "sft": supervised fine-tuning
     # Digests of the ids of the training tasks in their order, by the recipe's key of their file.
     tasks: dict[str, str] = {}
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """The start of a trainer's process in the directory of a run, a line of `launches.jsonl`. Resumes never remove these lines."""
+
+    at: float  # Unix seconds
+    host: str
+    pid: int
+    command: str  # what a shell starts again
+    directory: str  # where the command was given
+    # Keys of the recipe that do not have their default, as `learner.lr: 2e-6`, and keys that the process before had otherwise.
+    set: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+def launches(run_dir: Path) -> list[Launch]:
+    """The starts of the run's processes, oldest first; lines that are no launch are left out."""
+    found: list[Launch] = []
+    with contextlib.suppress(OSError):
+        for line in (run_dir / LAUNCHES).read_bytes().splitlines():
+            with contextlib.suppress(*_NO_ROW):
+                found.append(msgspec.json.decode(line, type=Launch))
+    return found
 
 
 class NoJournal(LookupError):

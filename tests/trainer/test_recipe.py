@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pipeline.agent.config import load_agent
-from trainer.recipe import differences, load_any_recipe, load_recipe, to_toml
+from trainer.recipe import differences, load_any_recipe, load_recipe, set_keys, to_toml
 from trainer.recipe.__main__ import reference
 from trainer.recipe.schema import Recipe, Rollout
 from trainer.recipe.wording import keys, meanings
@@ -482,3 +482,13 @@ def test_differences_are_listed_by_key(minimal: Path) -> None:
     assert differences(load_recipe(minimal), load_recipe(minimal, ["learner.lr=2e-6"])) == [
         "learner.lr: 1e-06 -> 2e-06"
     ]
+
+
+def test_keys_that_do_not_have_their_default_are_listed(minimal: Path) -> None:
+    given = ["learner.lr=1e-6", "learner.weight_decay=0.1", "weights.keep=3", "batch.groups_per_step=4"]
+    found = dict(one.split(": ", 1) for one in set_keys(load_recipe(minimal, given)))
+    assert found["learner.weight_decay"] == "0.1"
+    assert found["batch.groups_per_step"] == "4"
+    assert found["name"] == "r", "it has no default"
+    assert "weights.keep" not in found, "3 is the default"
+    assert "rollout.sampling.top_p" not in found

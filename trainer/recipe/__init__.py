@@ -4,7 +4,7 @@ A recipe describes the experiment; the addresses of the machine's services come 
 """
 
 from trainer.recipe.imitation import ImitationRecipe
-from trainer.recipe.loading import AnyRecipe, differences, load_any_recipe, load_recipe, to_toml
+from trainer.recipe.loading import AnyRecipe, differences, load_any_recipe, load_recipe, set_keys, to_toml
 from trainer.recipe.schema import (
     AdmissionRecipe,
     AdvantageKind,
@@ -72,5 +72,6 @@ __all__ = [
     "differences",
     "load_any_recipe",
     "load_recipe",
+    "set_keys",
     "to_toml",
 ]

@@ -437,6 +437,30 @@ def to_toml(recipe: AnyRecipe) -> str:
     return "\n".join(_toml_lines(_all_fields(recipe), "")) + "\n"
 
 
+def set_keys(recipe: AnyRecipe) -> list[str]:
+    """Keys whose values are not their defaults, as `learner.lr: 2e-06`; keys without a default are among them."""
+    return [f"{name}: {value}" for name, value in _set_leaves(recipe, None, "")]
+
+
+def _set_leaves(
+    table: msgspec.Struct, usual: msgspec.Struct | None, prefix: str
+) -> Iterator[tuple[str, Any]]:
+    """The leaves on which a table differs from `usual`, or from the defaults of its type."""
+    for field in msgspec.structs.fields(type(table)):
+        value, name = getattr(table, field.name), f"{prefix}{field.encode_name}"
+        if usual is not None:
+            default = getattr(usual, field.name)
+        else:
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if isinstance(value, msgspec.Struct) and (
+            default is msgspec.NODEFAULT or type(default) is type(value)
+        ):
+            nested = None if default is msgspec.NODEFAULT else default
+            yield from _set_leaves(value, nested, f"{name}.")
+        elif value != default:
+            yield from _leaves({name: msgspec.to_builtins(value)}, "")
+
+
 def differences(old: AnyRecipe, new: AnyRecipe) -> list[str]:
     """Keys on which two recipes differ, as `learner.lr: 1e-06 -> 2e-06`."""
     before, after = dict(_leaves(_all_fields(old), "")), dict(_leaves(_all_fields(new), ""))

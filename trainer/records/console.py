@@ -208,6 +208,37 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         return Group(table, *notes, *legend, self._spinner)
 
 
+class LoggedConsole(AbstractContextManager["LoggedConsole", None]):
+    """A console on a screen that is open, and the same lines in a log."""
+
+    def __init__(self, screen: Console, log: LineConsole) -> None:
+        self._consoles = (screen, log)
+
+    def say(self, text: str) -> None:
+        for console in self._consoles:
+            console.say(text)
+
+    def show(self, row: Row) -> None:
+        for console in self._consoles:
+            console.show(row)
+
+    def recall(self, row: StepRow | ImitationStepRow | EpisodeRow) -> None:
+        for console in self._consoles:
+            console.recall(row)
+
+    def beat(self, sentence: str) -> None:
+        for console in self._consoles:
+            console.beat(sentence)
+
+    def log_handler(self) -> logging.Handler:
+        return self._consoles[0].log_handler()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Does nothing: whoever opened the two consoles closes them."""
+
+
 def cells_of(row: StepRow, smoothed: float) -> tuple[str, ...]:
     """A step's row as text, in the order of COLUMNS."""
     dropped = row.groups_dropped_zero_variance + row.groups_dropped_invalid

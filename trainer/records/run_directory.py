@@ -3,7 +3,9 @@
 import contextlib
 import fcntl
 import os
+import shlex
 import shutil
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.journal.reading import JOURNAL, RECIPE, RUN_FILE, RunFile, read
+from pipeline.journal.reading import JOURNAL, LAUNCHES, RECIPE, RUN_FILE, Launch, RunFile, read
 from pipeline.journal.rows import EndReason, EndRow, ImitationStepRow, PublicationRow, StartRow, StepRow
 
 LOCK = "lock"
@@ -69,6 +71,23 @@ def find(root: Path) -> RunDirectory:
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{root} holds no run to resume ({error}); start it without --resume") from error
     return RunDirectory(root.resolve(), run.run_id, run.tasks)
+
+
+def record_launch(
+    root: Path, command: Sequence[str], *, set_keys: Sequence[str], changed: Sequence[str]
+) -> None:
+    """Adds this process to those that worked on the run. Raises ValueError where it cannot be written."""
+    launch = Launch(
+        at=time.time(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        command=shlex.join(command),
+        directory=str(Path.cwd()),
+        set=tuple(set_keys),
+        changed=tuple(changed),
+    )
+    with writable(root), (root / LAUNCHES).open("ab") as file:
+        file.write(msgspec.json.encode(launch) + b"\n")
 
 
 @contextlib.contextmanager

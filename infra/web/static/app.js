@@ -9,6 +9,7 @@ import { element, entitle, notice, say } from "./dom.js";
 import { bytes } from "./format.js";
 import * as compare from "./pages/compare.js";
 import * as fleet from "./pages/fleet.js";
+import * as recipe from "./pages/recipe.js";
 import * as rollout from "./pages/rollout.js";
 import * as rollouts from "./pages/rollouts.js";
 import * as run from "./pages/run.js";
@@ -17,9 +18,9 @@ import * as step from "./pages/step.js";
 import * as tasks from "./pages/tasks.js";
 import * as trained from "./pages/trained.js";
 
-const PAGES = { "": runs, run, fleet, step, rollouts, rollout, compare, tasks, trained };
+const PAGES = { "": runs, run, fleet, step, rollouts, rollout, compare, tasks, trained, recipe };
 const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"], ["tasks", "Tasks"],
-  ["trained", "Who gets trained"]];
+  ["trained", "Who gets trained"], ["recipe", "Recipe and logs"]];
 const PARENT = { step: "run", rollout: "rollouts", compare: "rollouts" };
 const REFRESH_MS = 2000;
 

@@ -57,7 +57,7 @@ async def test_a_step_that_is_not_there_is_said_with_those_that_are(serve: Serve
             assert "has no step 7" in (await response.json())["error"]
     async with client.get(f"{RUN}/steps/last") as response:
         assert response.status == 400
-        assert "'last' is not a step" in (await response.json())["error"]
+        assert "'last' is not a whole number" in (await response.json())["error"]
 
 
 async def test_the_effect_of_a_rollout_is_that_of_its_tokens(serve: Serve, run_dir: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from infra.web.runs import OpenRun, summary
-from pipeline.journal.reading import identity, read
+from pipeline.journal.reading import identity, launches, read
 from pipeline.journal.rows import (
     EndRow,
     HeldoutLossRow,
@@ -224,6 +224,11 @@ def test_a_run_that_is_killed_between_steps_resumes_bit_for_bit(recipe: Path, fi
     ]
     names = [row.name for row in read(run_dir / "journal", HeldoutLossRow)]
     assert names == ["before", "step_3", "after"]
+    first, second = launches(run_dir)
+    assert first.command + " --resume" == second.command
+    assert first.set == second.set
+    assert any(key.startswith("learner.lr: ") for key in first.set)
+    assert "resumed from step-0000000" in (run_dir / "logs" / "trainer.log").read_text()
 
 
 @pytest.mark.slow
@@ -237,6 +242,7 @@ def test_a_run_that_was_complete_is_not_trained_again_and_may_be_given_more_step
     assert digests(recipe.with_name("short") / "weights/v000004") == before
     said = done(recipe, "short", "--resume")
     assert "changed since the run began: num_steps: 4 -> 6" in said
+    assert launches(recipe.with_name("short"))[-1].changed == ("num_steps: 4 -> 6",)
     assert digests(recipe.with_name("short") / "weights/v000006") == digests(
         finished.run_dir / "weights/v000006"
     )
