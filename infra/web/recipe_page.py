@@ -1,4 +1,4 @@
-"""What a run was told to do, and what its processes wrote: the recipe with what differs, the commands that started it, and its logs."""
+"""The settings of a run, and what its processes wrote: the recipe with what differs, the commands that started it, and its logs."""
 
 import os
 import stat

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -271,14 +272,12 @@ def summarize(run_dir: Path) -> RunSummary:
     evaluations, (trained, sampled, asides) = list(read(directory, EvaluationRow)), _tokens(steps)
     episodes, state = finished_episodes(rows), read_state(run_dir, steps, endings)
     quarters, (gap_max, gap_mean) = quarters_of(episodes), _gap_of(steps)
-    heldout, greedy = heldout_change(evaluations), heldout_change(evaluations, greedy=True)
     counts = count_requests(rows, steps, endings, {row.cursor for row in read(directory, SkippedRow)})
     return RunSummary(
         episodes=len(episodes),
         success_first_quarter=quarters.before and quarters.before.value,
         success_last_quarter=quarters.after and quarters.after.value,
-        heldout_before=heldout.before and heldout.before.value,
-        heldout_after=heldout.after and heldout.after.value,
+        **_heldout(evaluations),
         steps=len(steps),
         lag_mean=_weighted((row.lag_mean, row.num_trajectories) for row in steps),
         lag_max=max((row.lag_max for row in steps), default=None),
@@ -291,10 +290,6 @@ def summarize(run_dir: Path) -> RunSummary:
         open=_open(counts, state.state, endings),
         ended=counts.is_complete,
         quarters=quarters,
-        heldout=heldout,
-        heldout_greedy=greedy,
-        heldout_before_greedy=greedy.before and greedy.before.value,
-        heldout_after_greedy=greedy.after and greedy.after.value,
         num_trained_tokens=trained,
         num_sampled_tokens=sampled,
         num_aside_tokens=asides,
@@ -320,6 +315,19 @@ def summarize(run_dir: Path) -> RunSummary:
         rarer=tuple(represented(rows).warnings),
         where=where(run_dir, read_rollouts=False),
     )
+
+
+def _heldout(evaluations: Sequence[EvaluationRow]) -> dict[str, Any]:
+    """The fields of the summary about held-out success."""
+    sampled, greedy = heldout_change(evaluations), heldout_change(evaluations, greedy=True)
+    return {
+        "heldout": sampled,
+        "heldout_before": sampled.before and sampled.before.value,
+        "heldout_after": sampled.after and sampled.after.value,
+        "heldout_greedy": greedy,
+        "heldout_before_greedy": greedy.before and greedy.before.value,
+        "heldout_after_greedy": greedy.after and greedy.after.value,
+    }
 
 
 def _settled(directory: Path) -> list[EpisodeRow]:
