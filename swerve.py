@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "power": ("trainer.compare.power", (), "how many tasks, episodes and seeds would tell"),
     "rollouts": ("trainer.rollouts", (), "export kept rollouts for other tools"),
     "report": ("trainer.report", (), "sum up a run"),
-    "where": ("trainer.where", (), "where the time of a run went, and what would help most"),
+    "where": ("pipeline.where", (), "where the time of a run went, and what would help most"),
     "judge-report": ("trainer.judge", ("report",), "what a run's judge is worth"),
     "replay": ("trainer.replay", (), "kept rollouts of a run through the learner again"),
     "curve": ("trainer.curve", (), "draw a run's rewards"),

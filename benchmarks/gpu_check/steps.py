@@ -183,7 +183,7 @@ STEPS: Sequence[Step] = (
         220,
         f"{HERE}.serving:short_run",
         "The parts work alone and not together.",
-        "Read runs/gpu-check/logs; `python -m trainer.where runs/gpu-check` says where the time went.",
+        "Read runs/gpu-check/logs; `python -m pipeline.where runs/gpu-check` says where the time went.",
     ),
     Step(
         "utilisation",

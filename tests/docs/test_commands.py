@@ -29,7 +29,7 @@ RUN_BY = {
     "python -m trainer.evaluate *": "tests/trainer/evaluate/test_weights.py",
     "python -m trainer.rollouts export *": "tests/trainer/rollouts/test_export.py",
     "python -m trainer.report *": "tests/trainer/test_report.py",
-    "python -m trainer.where *": "tests/trainer/where/test_command.py",
+    "python -m pipeline.where *": "tests/pipeline/where/test_command.py",
     "python -m trainer.judge report *": "tests/trainer/judge/test_command.py",
     "python -m trainer.replay *": "tests/trainer/replay/test_replay.py",
     "python -m trainer.curve *": "tests/trainer/test_report.py",

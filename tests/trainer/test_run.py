@@ -21,10 +21,10 @@ from pipeline.journal.rows import (
     StartRow,
 )
 from pipeline.request import RolloutRequest
+from pipeline.where.findings import where
 from tests.trainer.processes import pending_requests, sets, start, steps
 from tests.trainer.processes import recipe as recipe
 from trainer.report.summary import summarize
-from trainer.where.findings import where
 
 
 # Quick: a whole run takes its steps and accounts for every request.

@@ -1,8 +1,8 @@
 """The reports of a run about itself: a status every second, metrics, samples of the workers' slots, and finally its end.
 
-The status is for `python -m pipeline status` and the console, the samples are for `python -m trainer.where`. The end of the run is a row of
-the journal, for `trainer.report`, and the run's last status. A full disk must not prevent that: after an error, the reserved space is
-freed, and what still cannot be written is left out.
+The status is for `python -m pipeline status` and the console, the samples are for `python -m pipeline.where`. The end of the run is a
+row of the journal, for `trainer.report`, and the run's last status. A full disk must not prevent that: after an error, the reserved space
+is freed, and what still cannot be written is left out.
 """
 
 import asyncio

@@ -94,7 +94,7 @@ def _untrained_lines(summary: RunSummary) -> Iterator[str]:
 
 
 def _where_lines(summary: RunSummary) -> Iterator[str]:
-    """The accounts of `trainer.where`, one line each; nothing for journals without the data."""
+    """The accounts of `pipeline.where`, one line each; nothing for journals without the data."""
     found = summary.where
     for name, one in (("time", found.trainer), ("slots", found.slots)):
         spent = sorted(one.parts_s.items(), key=lambda part: -part[1])
@@ -105,7 +105,7 @@ def _where_lines(summary: RunSummary) -> Iterator[str]:
         yield f"{'learner':<22}{speed_line(summary.speed)}"
     if found.advice:
         best = found.advice[0]
-        yield f"{'advice':<22}{best.setting}, at most {best.gain:.0%} of the wall; `python -m trainer.where` says more"
+        yield f"{'advice':<22}{best.setting}, at most {best.gain:.0%} of the wall; `python -m pipeline.where` says more"
 
 
 def staleness_lines(found: StalenessReport) -> Iterator[str]:

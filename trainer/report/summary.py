@@ -36,6 +36,7 @@ from pipeline.journal.rows import (
     StepRow,
 )
 from pipeline.representation import represented
+from pipeline.where.findings import WhereFindings, where
 from trainer.batching.credit import has_signal
 from trainer.judge import JudgeQuality, judge_quality
 from trainer.recipe import load_recipe
@@ -44,7 +45,6 @@ from trainer.records.run_directory import State, read_state
 from trainer.records.source_tally import SourceResult, tally_of
 from trainer.report.habits import AFTER, HabitReport, habit_report
 from trainer.rollouts.admission import pooled
-from trainer.where.findings import WhereFindings, where
 
 MAX_LINES = 8
 """The number of lines for weight versions; if there are more versions, neighbouring ones share a line."""

@@ -22,6 +22,7 @@ from pipeline.journal.rows import (
     SkippedBatchRow,
 )
 from pipeline.tokenizer import read_bundle
+from pipeline.where import __main__ as where
 from tests.trainer.forking import Forked, fork, run_ranks
 from tests.trainer.imitation.test_rows import ANSWER, write
 from tests.trainer.learner.tiny import read_export
@@ -30,7 +31,6 @@ from trainer.compare.evaluations import rewards_of
 from trainer.imitation.rows import ImitationData, ImitationRow, RowCounts, RowTokens
 from trainer.learner.families.registry import read_architecture
 from trainer.report.imitation import imitation_table, summarize_imitation
-from trainer.where import __main__ as where
 
 RECIPE = """
 kind = "sft"

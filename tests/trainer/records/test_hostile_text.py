@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.journal.rows import FILES, EndRow
+from pipeline.where import __main__ as where
 from tests.hostile import HOSTILE, filled, screens, shown
 from trainer import judge
 from trainer.records.console import LineConsole, TableConsole
 from trainer.records.journal_writer import Journal
 from trainer.report import __main__ as report
-from trainer.where import __main__ as where
 
 
 @pytest.fixture

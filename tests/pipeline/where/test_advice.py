@@ -1,15 +1,16 @@
 """What the trainer waited for, and the advice that comes of it."""
 
+from functools import reduce
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pipeline.journal.rows import ClosedBy, FleetRow
-from tests.trainer.where.made import fleet
+from pipeline.where.accounts import BUSY, IDLE, NO_WORKER, PAUSED, account, waiting_of
+from pipeline.where.findings import RULES, Known, advice_of
+from tests.pipeline.where.made import fleet
 from trainer.recipe import Recipe, load_recipe
-from trainer.where.accounts import BUSY, IDLE, NO_WORKER, PAUSED, account, waiting_of
-from trainer.where.findings import RULES, Known, advice_of
 
 
 def known(
@@ -81,6 +82,15 @@ def test_slots_that_are_idle_while_the_trainer_waits_lead_to_what_closes_admissi
     assert best(found) == (setting, 0.6)
 
 
+def test_the_largest_part_of_the_claims_that_the_trainer_waits_for_has_advice_of_its_own() -> None:
+    work = {"grade": 6.0, "command": 2.0, "container open": 1.5, "container close": 0.5}
+    found = advice_of(known(fleet(), work=work, wait=80.0, trainer={"other": 20.0}))
+    gains = {one.text.rpartition("for ")[2]: round(one.gain, 6) for one in found}
+    assert gains["claims that are graded."] == 0.48
+    assert gains["claims that run the agent's commands."] == 0.16
+    assert gains["containers that start and end."] == 0.16
+
+
 def test_full_slots_lead_to_more_slots_or_where_claims_wait_for_engines_to_more_of_them() -> None:
     patient = {"waiting for the engine": 1.0, "generate": 2.0, "command": 7.0}
     assert best(known(fleet(), work=patient, wait=80.0, trainer={"other": 20.0})) == ("--slots", 0.72)
@@ -90,7 +100,10 @@ def test_full_slots_lead_to_more_slots_or_where_claims_wait_for_engines_to_more_
 
 def test_more_slots_are_no_advice_on_a_machine_whose_processors_are_busy() -> None:
     found = known(fleet(cpu_share=0.99), work={"command": 1.0}, wait=80.0, trainer={"other": 20.0})
-    assert [(one.setting, one.gain) for one in advice_of(found)] == [("SWERVE_DOCKER_HOSTS", 0.8)]
+    assert {one.setting: one.gain for one in advice_of(found)} == {
+        "SWERVE_DOCKER_HOSTS": 0.8,
+        "rollout.limits.command_s": 0.8,
+    }
 
 
 def test_missing_or_paused_workers_are_named() -> None:
@@ -128,6 +141,7 @@ def test_every_piece_of_advice_was_given_above_and_what_gains_less_than_a_hundre
     given = {
         *(setting for _, setting in IDLE_CASES),
         *("--slots", "swerve engine", "SWERVE_DOCKER_HOSTS", "swerve work", "swerve status", "curriculum.kind"),
+        *("tasks.train", "rollout.limits.command_s"),
         *("--nproc-per-node", "checkpoint.every_steps", "audit.share", "--run-dir", "num_steps"),
     }
     assert {setting for setting, _, _ in RULES} == given
@@ -138,7 +152,8 @@ def test_every_piece_of_advice_was_given_above_and_what_gains_less_than_a_hundre
 def test_each_key_that_advice_names_is_one_of_the_recipe() -> None:
     recipe: Recipe = load_recipe(Path("trainer/recipes/demo.toml"))
     named = [setting for setting, _, _ in RULES if "." in setting]
-    assert len(named) == 9
+    assert len(named) == 11
     for setting in named:
-        table, _, key = setting.partition(".")
-        assert key in {field.name for field in msgspec.structs.fields(type(getattr(recipe, table)))}, setting
+        *tables, key = setting.split(".")
+        table = reduce(getattr, tables, recipe)
+        assert key in {field.name for field in msgspec.structs.fields(type(table))}, setting

@@ -1,4 +1,4 @@
-"""`python -m trainer.where`: from the directory of a run to tables and JSON."""
+"""`python -m pipeline.where`: from the directory of a run to tables and JSON."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 from pipeline.journal.rows import DeliveryRow, EnginePause, Row
 from pipeline.request import Claim
 from pipeline.rollout_store.reading import DIRECTORY
+from pipeline.where import __main__ as command
 from tests.pipeline import samples
-from tests.trainer.where.made import end, episode, fleet, start, step
+from tests.pipeline.where.made import end, episode, fleet, start, step
 from trainer.records.journal_writer import Journal
 from trainer.records.rollout_writer import RolloutWriter
 from trainer.report import __main__ as report
-from trainer.where import __main__ as command
 
 
 def write(run_dir: Path, *rows: Row) -> None:

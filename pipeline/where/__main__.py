@@ -1,4 +1,4 @@
-"""`python -m trainer.where RUN_DIR`: where the time of a run went, role by role, and the change that would help most.
+"""`python -m pipeline.where RUN_DIR`: where the time of a run went, role by role, and the change that would help most.
 
 The parts of each table add up to its wall time. It reads only the run's directory, also while the run continues.
 """
@@ -13,8 +13,8 @@ from pipeline.journal.reading import MalformedJournal, NoJournal, found_journal
 from pipeline.journal.rows import StepRow
 from pipeline.message import json_line
 from pipeline.screen import lines
-from trainer.where.accounts import Account, RolloutWaits, Waiting
-from trainer.where.findings import WhereFindings, where
+from pipeline.where.accounts import Account, RolloutWaits, Waiting
+from pipeline.where.findings import WhereFindings, where
 
 WIDTH = 60
 TITLES = {
@@ -80,7 +80,7 @@ def _advice(found: WhereFindings) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog=program("trainer.where"), description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("pipeline.where"), description=__doc__)
     parser.add_argument(
         "run_dir", type=directory, metavar="RUN_DIR", help="the directory of a run, as in runs/demo"
     )

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.journal.rows import EnginePause, StepRow
 from pipeline.request import Claim
-from tests.pipeline import samples
-from tests.trainer.where.made import end, episode, fleet, start, step
-from trainer.where.accounts import (
+from pipeline.where.accounts import (
     ENGINE_IDLE,
     EVALUATION,
     NO_ROLLOUTS,
@@ -32,6 +30,8 @@ from trainer.where.accounts import (
     spans_of,
     trainer_account,
 )
+from tests.pipeline import samples
+from tests.pipeline.where.made import end, episode, fleet, start, step
 
 STEPS = [
     step(1, 130.0, wait_s=8.0, forward_s=5.0, backward_s=4.0, optimizer_s=1.0, other_s=2.0),

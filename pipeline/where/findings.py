@@ -15,7 +15,7 @@ import msgspec
 from pipeline.journal.reading import journal_of, read
 from pipeline.journal.rows import DeliveryRow, EndRow, EpisodeRow, FleetRow, StartRow, StepRow
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
-from trainer.where.accounts import (
+from pipeline.where.accounts import (
     BUSY,
     IDLE,
     LEARNER,
@@ -102,6 +102,21 @@ RULES: tuple[Rule, ...] = (
         "SWERVE_DOCKER_HOSTS",
         "Move workers, Docker or engines to another machine: the trainer waits for claims while this machine's processors are busy.",
         lambda known: known.waited_s(BUSY) - _busy_s(known),
+    ),
+    (
+        "tasks.train",
+        "Leave out tasks whose tests take long; `swerve verify` has the seconds of each: the trainer waits for claims that are graded.",
+        lambda known: known.waited_s(BUSY) * _at_work(known, GRADE),
+    ),
+    (
+        "rollout.limits.command_s",
+        "End long commands sooner: the trainer waits for claims that run the agent's commands.",
+        lambda known: known.waited_s(BUSY) * _at_work(known, "command"),
+    ),
+    (
+        "SWERVE_DOCKER_HOSTS",
+        "Give Docker a faster disk, or images fewer and smaller layers: the trainer waits for containers that start and end.",
+        lambda known: known.waited_s(BUSY) * _at_work(known, "container open", "container close"),
     ),
     (
         "swerve work",
