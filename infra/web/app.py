@@ -24,6 +24,7 @@ from infra.web.rollout_table import RolloutQuery
 from infra.web.run_journal import JsonRow
 from infra.web.runs import ChangeFeed, OpenRun, RunCatalogue, RunChange, RunReader, marks_of
 from infra.web.security import json_reply
+from infra.web.where_page import WherePages
 from pipeline import census
 from pipeline.connection import RedisUnavailable
 from pipeline.message import MalformedMessage
@@ -45,6 +46,7 @@ class RunServer:
         self._redis = redis
         self._rollouts = RolloutPages(redis)
         self._reader = RunReader()
+        self._where_pages = WherePages()
         self.feed = ChangeFeed(self._look)
 
     def routes(self) -> list[web.RouteDef]:
@@ -52,6 +54,7 @@ class RunServer:
         return [
             web.get("/api/runs", self._list),
             web.get(f"{one_run}/series", self._series),
+            web.get(f"{one_run}/where", self._where),
             web.get(f"{one_run}/recipe", self._recipe),
             web.get(f"{one_run}/logs/{{name}}", self._log),
             web.get(f"{one_run}/steps/{{step}}", self._step),
@@ -94,6 +97,10 @@ class RunServer:
             step = None if not after else _whole("after", after)
         shown = await self._read(run, lambda: run_journal.series(run.journal, after=step))
         return json_reply(shown | {"num_steps": run.num_steps})
+
+    async def _where(self, request: web.Request) -> web.Response:
+        run = await self._run(request)
+        return json_reply(await asyncio.to_thread(self._where_pages.page, run))
 
     async def _recipe(self, request: web.Request) -> web.Response:
         run, other = await self._run(request), None

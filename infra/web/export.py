@@ -23,7 +23,7 @@ from infra.web.rollout_table import MAX_PAGE_SIZE
 MAX_BYTES = 64 * 1024**2  # limit for the rollouts with their conversations
 POLL_S = 0.1
 _NO_FILTERS = {"sort", "page", "page_size"}
-_OF_RUN = ("series", "tasks", "represented")
+_OF_RUN = ("series", "tasks", "represented", "where")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

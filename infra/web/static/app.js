@@ -17,10 +17,11 @@ import * as runs from "./pages/runs.js";
 import * as step from "./pages/step.js";
 import * as tasks from "./pages/tasks.js";
 import * as trained from "./pages/trained.js";
+import * as where from "./pages/where.js";
 
-const PAGES = { "": runs, run, fleet, step, rollouts, rollout, compare, tasks, trained, recipe };
+const PAGES = { "": runs, run, fleet, step, rollouts, rollout, compare, tasks, trained, where, recipe };
 const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"], ["tasks", "Tasks"],
-  ["trained", "Who gets trained"], ["recipe", "Recipe and logs"]];
+  ["trained", "Who gets trained"], ["where", "Where time went"], ["recipe", "Recipe and logs"]];
 const PARENT = { step: "run", rollout: "rollouts", compare: "rollouts" };
 const REFRESH_MS = 2000;
 

@@ -38,6 +38,7 @@ async def test_every_page_of_an_exported_file_opens_without_a_server(
         (f"/rollout/{FINISHED}/{FINISHED}-1-0", "Conversation"),
         (f"/tasks/{FINISHED}", "django"),
         (f"/trained/{FINISHED}", "django"),
+        (f"/where/{FINISHED}", "waiting for groups"),
         (f"/recipe/{FINISHED}", "num_steps = 6"),
     ):
         await reader.open(f"{exported_url}#{place}")
