@@ -29,6 +29,7 @@ from tests.workers.making.pricing import (
     with_history,
 )
 from tests.workers.making.repositories import Repository
+from workers.making import probing
 from workers.making.candidates import CandidateBook, Settings, TaskCandidate
 from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
 from workers.making.from_git import CommitWalk
@@ -91,6 +92,26 @@ def test_a_pull_request_that_was_cut_is_a_candidate_once_all_its_commits_are_cho
     for chosen, found in ((newer, ("fallen", 1)), (f"{older},{newer}", ("open", 2))):
         entries = entered(repository, tmp_path, only=chosen, pulls=pulls)
         assert [(one.outcome, one.num_commits) for one in entries] == [found]
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_tests_that_do_not_end_without_the_fix_become_no_task(
+    tmp_path: Path, repository: Repository, task_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wrong attempt of a policy would keep a slot until the limit of the grading."""
+    monkeypatch.setattr(probing, "LEAST_WALL_S", 0.5)
+    waits = "import time\n\n\ndef shipped(cents):\n    time.sleep(100_000)\n    return cents\n"
+    repository.commit("Begin", {"pricing.py": PRICING + waits, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Shipping an order takes forever, whatever it costs, and it should not.",
+        {"pricing.py": PRICING + SHIPS, "tests/test_pricing.py": TEST + TEST_SHIPPED},
+    )
+    out = tmp_path / "out"
+    main(["from-git", str(repository.path), "--out", str(out), "--repeat", "1", "--base", task_image])
+    end = CandidateBook.read(out / "candidates.jsonl").candidates[sha]
+    assert (end.stage, end.outcome, end.reason) == ("problem", "fallen", "tests do not end without the fix")
+    assert end.detail.startswith("waited without using CPU")
 
 
 @pytest.mark.docker
