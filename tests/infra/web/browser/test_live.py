@@ -68,6 +68,33 @@ async def test_a_page_that_is_drawn_again_keeps_the_keyboards_place(reader: Read
 
 
 @pytest.mark.slow
+async def test_what_a_reader_has_unfolded_and_scrolled_survives_an_update(
+    reader: Reader, tmp_path: Path
+) -> None:
+    run_dir, page = tmp_path / "live", reader.page
+    shown_runs.begin_run(run_dir, RUN)
+    rollouts = [finished(f"{RUN}-{member}", reward=float(member), run_id=RUN) for member in range(2)]
+    shown_runs.write_step(run_dir, 1, rollouts)
+    store(run_dir, *rollouts)
+    async with pages_of(tmp_path, NO_REDIS) as url:
+        await reader.look(width=390, scheme="light")
+        await reader.open(f"{url}#/run/{RUN}")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await page.locator("details.more summary").click()
+        shown_runs.write_step(run_dir, 2, rollouts)
+        step = page.locator(".facts div", has=page.get_by_text("Step", exact=True))
+        await expect(step).to_contain_text("2 of 6")
+        assert await page.locator("details.more").evaluate("(one) => one.open")
+        await reader.open(f"{url}#/rollouts/{RUN}")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await page.locator(".scroll").evaluate("(one) => one.scrollTo(40, 0)")
+        append(run_dir, "episodes", *(settled(one, "zero_variance") for one in rollouts))
+        await expect(page.locator("tbody")).to_contain_text("zero_variance")
+        assert await page.locator(".scroll").evaluate("(one) => one.scrollLeft") == 40
+        await reader.leave()
+
+
+@pytest.mark.slow
 async def test_the_fleet_is_followed_until_redis_is_gone_and_the_stored_part_can_still_be_read(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
