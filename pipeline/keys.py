@@ -60,6 +60,16 @@ def lease(request_id: str, kind: AnyKind = ROLLOUT) -> str:
     return f"{kind.prefix}:lease:{request_id}"
 
 
+def watched(request_id: str) -> str:
+    """String, empty but for its being there: somebody watches the episode. Owner the pages; expires after `watching.WATCHED_S`."""
+    return f"swerve:watched:{request_id}"
+
+
+def watched_turns(request_id: str) -> str:
+    """String: WatchedTurns. Owner the claiming worker; expires after `watching.SHOWN_S`."""
+    return f"swerve:watched-turns:{request_id}"
+
+
 def failures(request_id: str, kind: AnyKind = ROLLOUT) -> str:
     """List of AttemptFailure. Owner workers; as long as the request."""
     return f"{kind.prefix}:failures:{request_id}"

@@ -3,8 +3,8 @@
 `JobRequest` is what the queue reads of a request of any kind; `RolloutRequest` is the request of a rollout (`kinds.py`).
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +23,9 @@ from pipeline.message import (
     UnixSeconds,
 )
 from pipeline.task import Task
+
+if TYPE_CHECKING:
+    from pipeline.trajectory import Turn
 
 Purpose = Literal["train", "eval"]
 
@@ -236,7 +239,8 @@ PHASES = ("opening", "pulling", "agent", "grading", "judging", "publishing")
 
 @dataclass(slots=True)
 class EpisodeStatus:
-    """`phase` is one of PHASES; `turn` counts finished turns: played, or judged."""
+    """`phase` is one of PHASES; `turn` counts finished turns: played, or judged. `turns` are the played ones."""
 
     phase: str = "opening"
     turn: int = 0
+    turns: "list[Turn]" = field(default_factory=list["Turn"])

@@ -26,7 +26,7 @@ from arq.connections import ArqRedis
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from pipeline import deadletters, queue, redis_calls, stream, telemetry
+from pipeline import deadletters, queue, redis_calls, stream, telemetry, watching
 from pipeline.deadletters import AttemptFailure
 from pipeline.errors import LeaseLost, class_of
 from pipeline.kinds import H, JobKind, T
@@ -170,11 +170,18 @@ class Claimer(Generic[R, T, H]):
                 if not await queue.renew(self.redis, claim, _lease(claim, status), self.kind):
                     raise LeaseLost(claim.request.id)
                 answered_at = time.monotonic()
+                await self._show(claim, status)
             except RedisError as error:
                 if not redis_calls.is_outage(error):
                     raise
                 if time.monotonic() - answered_at > GIVE_UP_S:
                     raise LeaseLost(claim.request.id) from error
+
+    async def _show(self, claim: Claim[R], status: EpisodeStatus) -> None:
+        """Shows the turns to whoever watches the episode. A failure costs the claim nothing."""
+        with contextlib.suppress(RedisError, OSError):
+            if status.turns and await watching.is_watched(self.redis, claim.request.id):
+                await watching.show(self.redis, claim.request.id, claim.attempt, status.turns)
 
     async def _work(self, claim: Claim[R], status: EpisodeStatus) -> None:
         with attempt_trace(self.kind.name, claim) as attempt:

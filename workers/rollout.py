@@ -254,6 +254,7 @@ class _Progress:
 
     def acted(self, turn: Turn) -> None:
         self.status.phase, self.status.turn = "agent", self.status.turn + 1
+        self.status.turns.append(turn)
         if self.watcher is not None:
             self.watcher.acted(turn)
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from infra.web.fleet import RedisReader
 from infra.web.rollout_table import texts_of
 from infra.web.run_journal import JsonRow, RolloutRow
 from infra.web.runs import OpenRun
+from pipeline import watching
 from pipeline.cli import explain, finding, show
 from pipeline.cli.explain import Life
 from pipeline.cli.finding import FoundRollout
@@ -28,6 +30,7 @@ from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.record import REASONS, TrainedTokens, TrainedTurn, unpack_halves
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
 from pipeline.trajectory import Failed, Turn
+from pipeline.watching import WatchedTurns
 
 _FAULTY = (MalformedMessage, ValueError)
 
@@ -71,16 +74,18 @@ def conversation(
     token_texts: Mapping[int, str] | None,
     trained: TrainedTokens | None,
     part: TurnQuery,
+    watched: WatchedTurns | None,
 ) -> JsonRow:
     """Everything that is known about a rollout, with the wanted part of its turns and an outline of all of them. `life` is None if there is
     no journal, `token_texts` if the tokenizer is not known, `trained` if no step trained the rollout, or the run does not keep what steps
-    do with tokens.
+    do with tokens. `watched` are the newest turns of an episode that is played.
     """
     trajectory, request = found.result, found.request
     steps = {step.turn: step for step in judgement.steps} if judgement else {}
     is_trained = row is not None and row.fate == "trained"
     by_turn = {one.turn: one for one in trained.turns} if trained else {}
-    turns = () if trajectory is None else trajectory.turns
+    turns = trajectory.turns if trajectory else watched.turns if watched else ()
+    first = 0 if trajectory or not watched else watched.first
     shown = {
         "request_id": found.request_id,
         "task_id": request.task.id if request else (row.task_id if row else ""),
@@ -100,12 +105,13 @@ def conversation(
         "reward": _complete(trajectory.reward) if trajectory else None,
         "turns": [
             {
-                **_turn(index, turns[index], steps.get(index), token_texts, is_trained=is_trained),
+                **_turn(first + index, turns[index], steps.get(index), token_texts, is_trained=is_trained),
                 "trained": _trained_turn(by_turn[index], turns[index]) if index in by_turn else None,
             }
-            for index in part.indices(len(turns))
+            for index in (part.indices(len(turns)) if trajectory else range(len(turns)))
         ],
-        "outline": [_outline(turn, steps.get(index)) for index, turn in enumerate(turns)],
+        "outline": [_NOT_SHOWN] * first
+        + [_outline(turn, steps.get(index)) for index, turn in enumerate(turns)],
         "found": _found(turns, part.find),
         "trained": {"step": trained.step, "version": trained.version} if trained else None,
         "judge": judgement.judge if judgement else "",
@@ -116,6 +122,20 @@ def conversation(
         "group": [_member(one) for one in group],
     }
     return show.plain(shown)
+
+
+_NOT_SHOWN: JsonRow = {
+    "asked_at": 0.0,
+    "engine_wait_s": 0.0,
+    "generate_s": 0.0,
+    "command_s": 0.0,
+    "num_sampled": 0,
+    "num_commands": 0,
+    "is_failed": False,
+    "score": None,
+    "commands": 0,
+}
+"""The outline of a turn of an episode that is played, of which only the newest turns are shown."""
 
 
 def _outline(turn: Turn, judged: JudgedStep | None) -> JsonRow:
@@ -334,8 +354,14 @@ class RolloutPages:
     async def page(self, run: OpenRun, request_id: str, part: TurnQuery) -> JsonRow:
         """The page of the rollout. Raises LookupError if neither Redis nor the run's directory knows it."""
         row, group = await asyncio.to_thread(_row_and_group, run, request_id)
+        watched: WatchedTurns | None = None
         try:
             found = await self._redis.read(lambda redis: finding.rollout(redis, request_id, [run.directory]))
+            watched = (
+                None
+                if found.result or not found.lease
+                else await self._redis.read(lambda redis: _watched(redis, request_id))
+            )
             life = await self._redis.read(lambda redis: _life(redis, request_id, run))
             judgement = await self._redis.read(lambda redis: _judgement(redis, request_id))
         except (RedisUnavailable, MalformedMessage):
@@ -357,6 +383,7 @@ class RolloutPages:
             token_texts=await self._token_texts(found, run),
             trained=await asyncio.to_thread(_trained, run, row),
             part=part,
+            watched=watched,
         )
 
     async def _token_texts(self, found: FoundRollout, run: OpenRun) -> TokenTexts | None:
@@ -386,6 +413,13 @@ def _exported_tokenizer(run: OpenRun) -> bytes | None:
         with contextlib.suppress(OSError):  # another process may remove the version in the meantime
             return path.read_bytes()
     return None
+
+
+async def _watched(redis: Redis, request_id: str) -> WatchedTurns | None:
+    """The newest turns of an episode that is played; the worker writes more of them for as long as somebody asks."""
+    with contextlib.suppress(RedisError):  # a full Redis takes no word of it
+        await watching.watch(redis, request_id)
+    return await watching.shown(redis, request_id)
 
 
 async def _bundle(redis: Redis, name: str) -> TokenizerBundle | None:

@@ -140,7 +140,9 @@ const MOST_LINKS = 60;
  */
 export function conversation(run, rollout, opened = () => {}) {
   const { outline } = rollout;
-  if (!outline.length) return { body: element("p", { class: "empty" }, "It has no turns."), open: () => {} };
+  const isPlayed = !rollout.finished_at && rollout.state === "claimed";
+  const empty = isPlayed ? "It is being played: turns appear as they end." : "It has no turns.";
+  if (!outline.length) return { body: element("p", { class: "empty" }, empty), open: () => {} };
   const list = element("div");
   let shown = rollout;
   const first = () => shown.turns[0]?.index ?? 0;
@@ -148,10 +150,11 @@ export function conversation(run, rollout, opened = () => {}) {
 
   function draw() {
     // An exported file has all turns at once.
-    const from = outline.length > TURNS_AT_ONCE ? first() : 0;
-    const turns = shown.turns.filter((turn) => turn.index < from + TURNS_AT_ONCE);
+    // Of an episode that is played, the newest turns are here.
+    const from = isPlayed ? Math.max(0, outline.length - TURNS_AT_ONCE) : outline.length > TURNS_AT_ONCE ? first() : 0;
+    const turns = shown.turns.filter((turn) => turn.index >= from && turn.index < from + TURNS_AT_ONCE);
     const go = (text, index, possible) => element("button", { type: "button", disabled: !possible, click: () => open(index) }, text);
-    const pager = () => (outline.length <= TURNS_AT_ONCE ? "" : element("p", { class: "pager" },
+    const pager = () => (isPlayed || outline.length <= TURNS_AT_ONCE ? "" : element("p", { class: "pager" },
       go("Earlier turns", Math.max(0, from - TURNS_AT_ONCE), from > 0), ` turns ${number(from + 1)} to ${number(from + turns.length)} of ${number(outline.length)} `,
       go("Later turns", from + TURNS_AT_ONCE, from + TURNS_AT_ONCE < outline.length)));
     redraw(list, pager(), element("ol", { class: "turns" }, turns.map((turn) => element("li", { class: "turn", id: `turn-${turn.index}`, tabindex: -1 }, parts(turn)))), pager());
@@ -169,6 +172,7 @@ export function conversation(run, rollout, opened = () => {}) {
     place?.focus({ preventScroll: true });
   }
   draw();
+  if (isPlayed) return { body: element("div", {}, element("p", { class: "hint", role: "status" }, "It is being played: turns appear here as they end."), list), open };
   return { body: element("div", {}, jumps(rollout, open, ask), list), open };
 }
 

@@ -10,7 +10,7 @@ from arq.connections import ArqRedis
 from msgspec import structs
 from redis.asyncio import Redis
 
-from pipeline import census, queue
+from pipeline import census, queue, watching
 from pipeline.journal.rows import StepRow
 from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, judgement_head
 from pipeline.request import Claim
@@ -306,6 +306,24 @@ async def test_scores_and_votes_lie_with_their_turns(serve: Serve, run_dir: Path
     assert shown["judge"] == "tiny@1"
     judged = shown["turns"][0]["judged"]
     assert (judged["score"], judged["votes"][0]["text"]) == (0.5, HOSTILE)
+
+
+async def test_an_episode_is_read_while_it_is_played(
+    serve: Serve, pool: ArqRedis, redis_url: str, run_dir: Path
+) -> None:
+    await trainer_lives(pool)
+    claim = await taken(pool)
+    client, path = await serve(run_dir, redis_url=redis_url), f"{RUN}/rollouts/{claim.request.id}"
+    assert not await watching.is_watched(pool, claim.request.id)
+    assert (await read(client, path))["turns"] == []
+    assert await watching.is_watched(pool, claim.request.id), "the worker is told"
+    turns = [samples.turn(text=f"turn {number}", asked_at=1.0 + number) for number in range(130)]
+    await watching.show(pool, claim.request.id, 1, turns)
+    shown = await read(client, path)
+    assert [turn["raw"] for turn in shown["turns"]] == [f"turn {number}" for number in range(30, 130)]
+    assert [turn["index"] for turn in shown["turns"]] == [*range(30, 130)]
+    assert (shown["state"], len(shown["outline"])) == ("claimed", 130)
+    assert shown["turns"][0]["tokens"] == []
 
 
 async def test_what_redis_has_and_no_store_is_shown_too(
