@@ -354,10 +354,10 @@ def _adapter_faults(weights: WeightsRecipe, lora: LoraConfig) -> Iterator[str]:
     if weights.adapters == "merged":
         return
     alone = 'weights.adapters = "alone"'
-    if not lora.rank:
-        yield f"{alone}, but nothing trains adapters: set learner.lora.rank, or remove it"
     if weights.transport == "distributed":
         yield f'{alone}: engines read adapters from a directory; set weights.transport to "disk" or "delta"'
+    if not lora.rank:
+        yield f"{alone}, but nothing trains adapters: set learner.lora.rank, or remove it"
     # SGLang has one layer for q, k and v, and one for gate and up; it makes up adapters of k_proj and up_proj that are absent.
     missing = (
         {"q_proj", "v_proj"} - {*lora.targets}
