@@ -58,11 +58,10 @@ class _Place(NamedTuple):
 
 
 def manifest_of(directory: Path, run_id: str, version: int) -> DirectoryManifest:
-    """The description of a directory. Raises ValueError if there is a directory in it."""
-    paths = sorted(directory.iterdir())
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file; a weight version is a flat directory")
+    """The description of a directory's files, which are all that an engine reads: merged weights have a folder with their adapters beside
+    them, which stays on the trainer's disk.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.is_file())
     with ThreadPoolExecutor(NUM_THREADS, "manifest") as pool:
         return DirectoryManifest(
             run_id=run_id, version=version, files=tuple(_content_of(path, pool) for path in paths)
