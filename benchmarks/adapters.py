@@ -2,7 +2,8 @@
 
 A learner with adapters (rank 16 on every projection) takes optimizer steps of a random model of SmolLM2-135M's shape, and publishes after
 each: whole weights with the adapters merged, or the adapters alone. A real SGLang engine samples one long reply the whole time, and gets
-each version by the deliveries of a run, from a disk that both share. Both kinds take turns in the same engine.
+each version by the deliveries of a run, from a disk that both share. Both kinds take turns in the same engine. The reply has a prompt of
+500 tokens, which whole weights make the engine compute again (`weights.pause = "retract"`).
 
 Bytes are those of a version's weights, and those of the patch that `weights.transport = "delta"` sends. Sampling stands still for the
 longest time between two tokens of the reply, from the offer of a version until the engine has confirmed it and some tokens more have come;
@@ -43,11 +44,10 @@ Kind = Literal["merged", "alone"]
 KINDS: tuple[Kind, ...] = ("merged", "alone")
 RANK, LR = 16, 1e-5
 LONGEST_TOKENS, NUM_SAMPLES = 128, 4
-WARM_TOKENS, LATER_TOKENS = (
-    10,
-    5,
-)  # tokens that are seen before a version is offered, and after it is confirmed
-LONGEST_REPLY_TOKENS = 3000
+WARM_TOKENS, LATER_TOKENS = 10, 5
+"""The tokens that are seen before a version is offered, and after it is confirmed."""
+
+PROMPT_TOKENS, LONGEST_REPLY_TOKENS = 500, 3000
 DEADLINE_S = 600.0
 SHAPE: dict[str, Any] = {
     "vocab_size": 49152,
@@ -197,7 +197,7 @@ def patch_bytes(before: WeightVersion, version: WeightVersion) -> int:
 async def sample(engine_url: str, adapter: str, seen: list[float]) -> None:
     """Sample one long reply, and append the time of each token to `seen`."""
     sampling = {"max_new_tokens": LONGEST_REPLY_TOKENS, "temperature": 1.0, "ignore_eos": True}
-    body = {"input_ids": [5, 6, 7], "sampling_params": sampling, "stream": True}
+    body = {"input_ids": [*range(5, 5 + PROMPT_TOKENS)], "sampling_params": sampling, "stream": True}
     body |= {"lora_path": adapter} if adapter else {}
     timeout = aiohttp.ClientTimeout(total=None)
     async with (

@@ -133,10 +133,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 def adapter_flags(recipe: dict[str, Any]) -> list[str]:
     """The flags with which an engine takes the adapters of this recipe; none if its versions are whole weights."""
     lora = _in_table(_in_table(recipe, "learner"), "lora")
-    if _in_table(recipe, "weights").get("adapters") != "alone":
+    if _in_table(recipe, "weights").get("adapters") != "alone" or "rank" not in lora:
         return []
     targets = lora.get("targets", PROJECTIONS)
-    return ["--", "--enable-lora", f"--max-lora-rank={lora.get('rank')}", "--lora-target-modules", *targets]
+    return ["--", "--enable-lora", f"--max-lora-rank={lora['rank']}", "--lora-target-modules", *targets]
 
 
 def engine(

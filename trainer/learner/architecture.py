@@ -169,9 +169,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     # Whether all projections of a layer have biases, those of experts and their router included
     biased: bool = False
     normed_qk: bool = False  # whether queries and keys are normalised
-    normed_together: bool = (
-        False  # whether they are over all heads of a layer; otherwise each head is by itself
-    )
+    normed_together: bool = False  # whether they are over all heads of a layer; otherwise each head is by itself
     gated: bool = False  # whether what attention returns is multiplied by a sigmoid, of which the query projection has the inputs
     # Whether the factor of a norm is its weight plus 1, except for the norm within a delta net
     zero_centred_norms: bool = False

@@ -41,9 +41,8 @@ class AdapterTransport:
         # What an engine reported last, by its URL.
         self._lacks_base: dict[str, bool] = {}
         self._loaded: dict[str, dict[str, str]] = {}
-        self._replaced_at: dict[
-            tuple[str, str], float
-        ] = {}  # when an engine's adapter was seen first as one that no turn names
+        # When an engine's adapter was seen first as one that no turn names, by engine and name.
+        self._replaced_at: dict[tuple[str, str], float] = {}
 
     async def prepare(self, version: int, step: int) -> WeightVersion:
         if not await self._base.is_available(self._base_version):

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
@@ -42,7 +43,7 @@ from trainer.weights.engines import Engines
 from trainer.weights.publish import open_transport
 from trainer.weights.transport import WeightTransport
 from workers.policy.conversation import Conversation
-from workers.policy.sglang import SglangPolicies, announced_tokenizers, recorded_served
+from workers.policy.sglang import EngineSettings, SglangPolicies, announced_tokenizers, recorded_served
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_only]
 
@@ -255,6 +256,17 @@ async def test_a_run_publishes_adapters_alone_and_gives_whole_weights_in_the_end
     whole = Adapted(merged)
     whole.learner.snapshot(2)
     assert whole.gap([reply]) < LONGEST_GAP
+    monkeypatch.setenv("SWERVE_REDIS_URL", redis_url)
+    name_adapters.clear()
+    async with fleet(redis_url, verdict):
+        words = [str(recipe), "--run-dir", str(run), "--temperature", "1", *wishes]
+        evaluation = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "trainer.evaluate", *words), stdout=PIPE, stderr=PIPE
+        )
+        out, err = await evaluation.communicate()
+    assert evaluation.returncode == 0, err.decode()
+    assert "finished" in out.decode()
+    assert name_adapters == {True}, "the newest checkpoint was published as adapters"
 
 
 async def test_an_engine_that_restarts_gets_base_and_adapter_again(
@@ -298,6 +310,7 @@ async def test_what_no_turn_names_any_more_is_unloaded_also_that_of_a_trainer_th
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert adapters.UNUSED_S > EngineSettings().request_timeout_s, "a request ends before its adapter does"
     for version in range(3):
         assert await run.serve(version)
     await run.another_look()
