@@ -22,6 +22,7 @@ NAMES = (
     "experts",
     "kept_tokens",
     "weight_patches",
+    "adapters",
     "checkpoints",
     "web_table",
 )

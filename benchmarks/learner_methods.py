@@ -156,7 +156,11 @@ class LearnerRun:
         return self._learner.take_tokens()
 
     def export(self, directory: Path) -> None:
-        self._learner.export(directory)
+        self.write("export", directory)
+
+    def write(self, export: str, directory: Path) -> None:
+        """Call the learner's method of this name, which writes what a version consists of."""
+        getattr(self._learner, export)(directory)
 
     def save(self, directory: Path) -> "Saved":
         """Write a checkpoint, then copy what it wrote once more."""

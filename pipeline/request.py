@@ -188,6 +188,8 @@ class RolloutRequest(JobRequest, frozen=True, kw_only=True):
     report_routing: bool = False
     harness: Harness | None = None  # the agent program that plays; None: the built-in loop
     asides_are_trained: bool = False  # train an agent program's asides as well
+    # Each turn names the adapter that engines sample with: the version that they serve then.
+    names_adapter: bool = False
 
     def without_calibration(self) -> Self:
         """The request as it is shown and as trajectories contain it: only the grader gets the calibration, which describes the hidden

@@ -27,6 +27,12 @@ class WeightVersion(Message, frozen=True, kw_only=True):
     directory: str  # HF layout
     num_bytes: int
     published_at: UnixSeconds
+    # The directory holds adapters in PEFT's format, which engines load beside the base: the weights that the run started with.
+    is_adapter: bool = False
+
+    @property
+    def name(self) -> str:
+        return version_name(self.run_id, self.version)
 
 
 class ServedWeights(Message, frozen=True, kw_only=True):
@@ -49,6 +55,24 @@ def parse_version_name(name: str) -> tuple[str, int]:
     if not at or not version.isdecimal():
         raise ValueError(f"{name!r} is not a published weight version, as in demo-20260101-120000@3")
     return run_id, int(version)
+
+
+BASE = "-base"
+"""Suffix of a run's id in the name of the weights that its adapters belong to, which are version 0 of that."""
+
+
+def base_run(run_id: str) -> str:
+    return run_id + BASE
+
+
+def base_name(run_id: str) -> str:
+    """The name of the whole weights of an engine that samples with a run's adapters."""
+    return version_name(base_run(run_id), 0)
+
+
+def run_of(name: str) -> str:
+    """The run that published weights of this name, or the base of its adapters. Raises ValueError like `parse_version_name`."""
+    return parse_version_name(name)[0].removesuffix(BASE)
 
 
 async def announce(redis: Redis, weights: WeightVersion) -> None:

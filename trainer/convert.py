@@ -1,4 +1,5 @@
-"""Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), or a checkpoint of a run back into Hugging Face weights.
+"""Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), a checkpoint of a run back into Hugging Face weights, or a published
+version that is adapters alone into whole weights.
 
 The kind of SOURCE decides the direction. A model that one process cannot hold is divided among several with `torchrun` and the layout's
 options; the layout need not be the one that the checkpoint was written in, or will be read in.
@@ -23,17 +24,28 @@ def main(argv: list[str] | None = None) -> int:
 def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
     """Converts on every rank. Raises ValueError for a source of neither kind, or for a target that already exists."""
     source, target, model = options.source, options.target, options.model
-    is_checkpoint = (source / "metadata.json").exists()
-    if not is_checkpoint and not (source / "config.json").exists():
+    is_checkpoint, is_adapter = (
+        (source / name).exists() for name in ("metadata.json", "adapter_config.json")
+    )
+    if not is_checkpoint and not is_adapter and not (source / "config.json").exists():
         raise ValueError(
-            f"{source} holds neither config.json nor metadata.json: give a Hugging Face directory or a checkpoint"
+            f"{source} holds none of config.json, metadata.json and adapter_config.json: give a Hugging Face directory, a checkpoint or "
+            "adapters"
         )
-    if is_checkpoint and model is None:
+    if (is_checkpoint or is_adapter) and model is None:
         raise ValueError(
-            f"{source} is a checkpoint, which has no config and no tokenizer: give --model, the directory that was trained"
+            f"{source} is {'a checkpoint' if is_checkpoint else 'adapters'}, without config and tokenizer: give --model, the directory "
+            "that was trained"
         )
     if target.exists():
         raise ValueError(f"{target} exists: remove it, or give another name")
+    if is_adapter:
+        from trainer.learner.merge import merge
+
+        if settings.rank == 0:
+            merge(source, model, target)
+            print(target)
+        return 0
     config = LearnerConfig(
         lr=1.0,  # required and unused, because nothing is trained
         dtype=options.dtype,
@@ -62,13 +74,16 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program("trainer.convert"), description=__doc__)
     parser.add_argument(
-        "source", type=directory, metavar="SOURCE", help="a Hugging Face directory or a checkpoint"
+        "source",
+        type=directory,
+        metavar="SOURCE",
+        help="a Hugging Face directory, a checkpoint, or adapters in PEFT's format",
     )
     parser.add_argument("target", type=Path, metavar="TARGET", help="the directory to write")
     parser.add_argument(
         "--model",
         type=Path,
-        help="for a checkpoint: the Hugging Face directory whose model was trained; config and tokenizer are taken from it",
+        help="for a checkpoint or adapters: the Hugging Face directory whose model was trained; config and tokenizer are taken from it",
     )
     parser.add_argument(
         "--dtype",

@@ -35,7 +35,7 @@ from trainer.agent_file import (
     read_program,
     recipe_agent,
 )
-from trainer.learner.architecture import layout_faults
+from trainer.learner.architecture import alone_faults, layout_faults
 from trainer.learner.config import LossConfig
 from trainer.learner.families.registry import has_packed_weights, read_architecture
 from trainer.learner.objectives.own import check_own
@@ -187,7 +187,10 @@ def check_learner(recipe: AnyRecipe) -> None:
     if recipe.learner.loss.objective:
         check_own(recipe.learner.loss.objective)
     directory = _model_directory(recipe)
-    faults = layout_faults(read_architecture(directory), recipe.learner)
+    architecture = read_architecture(directory)
+    faults = layout_faults(architecture, recipe.learner)
+    if isinstance(recipe, Recipe) and recipe.weights.adapters == "alone":
+        faults += alone_faults(architecture, recipe.learner.lora)
     if faults:
         raise ValueError("; ".join(faults))
     if isinstance(recipe, Recipe) and has_packed_weights(directory):

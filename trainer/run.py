@@ -60,10 +60,11 @@ FIXED = (
     "tasks.max_weakness",
     "tasks.min_control",
     "rollout.group_size",
+    "weights.adapters",
     "data.",
     "batch.rows_per_step",
 )
-"""Keys that a resumed run may not change: its data order, and the policy that it began with."""
+"""Keys that a resumed run may not change: its data order, the policy that it began with, and what its open requests expect of engines."""
 
 FIXED_OF_SOURCES = re.compile(r"sources\.[^.]+\.(name|tasks|share|group_size): ")
 """The same keys of a source, as `differences` names them."""

@@ -74,7 +74,7 @@ DOCKER_PATIENCE_S = 5.0
 async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
     """Works until a signal. Raises CannotStart, RedisUnavailable."""
     from workers.policy.endpoint import EndpointPolicies
-    from workers.policy.sglang import SglangPolicies, announced_tokenizers
+    from workers.policy.sglang import SglangPolicies, announced_tokenizers, recorded_served
 
     async with contextlib.AsyncExitStack() as cleanup:
         redis = await connection.connect(redis_settings().url, patience_s=REDIS_PATIENCE_S)
@@ -89,7 +89,9 @@ async def serve(settings: WorkerSettings, sandboxes: SandboxSettings) -> None:
             raise wrong(str(error)) from error
         if settings.router_url:
             tokenizers = announced_tokenizers(redis)
-            engines = await cleanup.enter_async_context(SglangPolicies(settings.router_url, tokenizers))
+            engines = await cleanup.enter_async_context(
+                SglangPolicies(settings.router_url, tokenizers, served=recorded_served(redis))
+            )
             gate: Gate = Breaker("engine", engines.check)
             obstacle = engines_of_other_runs(redis, functools.partial(served_run, settings.router_url))
         else:

@@ -120,9 +120,23 @@ PAGES_GRACE_S = 5.0
 
 def serving(arguments: argparse.Namespace, model: Path) -> Iterator[SupervisedProcess]:
     """The engine, then the router in front of it."""
-    limits = [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
-    yield engine(arguments, "engine", model, arguments.engine_port, *limits)
+    flags = [f"--max-total-tokens={arguments.max_total_tokens}"] if arguments.max_total_tokens else []
+    flags += adapter_flags(_recipe_table(arguments.recipe, arguments.passed_on))
+    yield engine(arguments, "engine", model, arguments.engine_port, *flags)
     yield router(arguments, "router", arguments.router_port, arguments.engine_port)
+
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The default of learner.lora.targets in a recipe."""
+
+
+def adapter_flags(recipe: dict[str, Any]) -> list[str]:
+    """The flags with which an engine takes the adapters of this recipe; none if its versions are whole weights."""
+    lora = _in_table(_in_table(recipe, "learner"), "lora")
+    if _in_table(recipe, "weights").get("adapters") != "alone" or "rank" not in lora:
+        return []
+    targets = lora.get("targets", PROJECTIONS)
+    return ["--", "--enable-lora", f"--max-lora-rank={lora['rank']}", "--lora-target-modules", *targets]
 
 
 def engine(
@@ -241,7 +255,7 @@ def wanted_judge(arguments: argparse.Namespace) -> LocalJudge | None:
 
     Raises ValueError if the judge's model is missing or damaged, or cannot do what its method needs. The trainer checks everything else.
     """
-    table = _judge_table(arguments.recipe, arguments.passed_on)
+    table = _in_table(_recipe_table(arguments.recipe, arguments.passed_on), "judge")
     method = table.get("method", "none")
     if method == "none":
         return None
@@ -296,21 +310,29 @@ def check_judge_ports(arguments: argparse.Namespace, judge: LocalJudge) -> None:
         ports.check_free(port, needed_by=who, fix=f"stop it or give another {flag}")
 
 
-def _judge_table(recipe: Path, flags: Sequence[str]) -> dict[str, Any]:
-    """The recipe's [judge], with `--set judge.KEY=VALUE` of the trainer's flags on top."""
+def _recipe_table(recipe: Path, flags: Sequence[str]) -> dict[str, Any]:
+    """The recipe, with `--set KEY=VALUE` of the trainer's flags on top. Raises ValueError for a file that is no TOML."""
     try:
-        table = _in_table(tomllib.loads(recipe.read_text()), "judge")
+        table = tomllib.loads(recipe.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{recipe}: not a readable TOML file: {error}") from error
     known, _ = _overrides.parse_known_args(flags)
     for override in known.set:
-        key, _, value = override.partition("=")
+        key, _, text = override.partition("=")
         *path, name = key.strip().split(".")
-        if path == ["judge"]:
-            table[name] = value.strip("\"'")
-        elif path == ["judge", "endpoint"]:
-            table["endpoint"] = {**_in_table(table, "endpoint"), name: value.strip("\"'")}
+        inner = table
+        for part in path:
+            inner[part] = inner = _in_table(inner, part)
+        inner[name] = _value(text.strip())
     return table
+
+
+def _value(text: str) -> Any:
+    """The TOML value, or the text itself where it is none: the trainer reports what it does not understand."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text.strip("\"'")
 
 
 def _in_table(table: dict[str, Any], name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ The process becomes SGLang's own server: its pid, its signals, its exit status. 
 
 On the CPU the wheel from PyPI is used unchanged. Its GPU-only imports are satisfied by stand-ins that refuse to be
 called (`cpu_shim/sitecustomize.py`), its processes are forked, not spawned (`cpu_shim/forked_server.py`), and its attention
-is computed for all sequences at once (`cpu_shim/batched_attention.py`).
+is computed for all sequences at once (`cpu_shim/batched_attention.py`). Memory is not pinned (`cpu_shim/unpinned_memory.py`).
 """
 
 import argparse
@@ -41,6 +41,8 @@ CPU_FLAGS = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     # --max-total-tokens bounds the KV pool; the fraction only has to leave room for it.
     *("--disable-overlap-schedule", "--mem-fraction-static", "0.5"),
+    # Of the backends of adapters, only this one has no kernels of a GPU.
+    *("--lora-backend", "torch_native"),
 )
 
 

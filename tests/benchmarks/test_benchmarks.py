@@ -131,6 +131,14 @@ async def test_the_device_is_measured_by_operations_and_by_the_bytes_of_an_expor
     assert rivals(await said("device")) >= {"no known peak", "one file written"}
 
 
+async def test_a_version_of_adapters_alone_is_measured_against_merged_weights() -> None:
+    lines = await said("adapters")
+    assert rivals(lines) == {"merged"}
+    num_bytes = [line["ratio"] for line in lines if line["unit"].startswith("bytes")]
+    assert len(num_bytes) == 2
+    assert num_bytes[0] < 0.5, "the matrices of this small model are not much wider than its adapters"
+
+
 async def test_a_version_is_measured_against_the_whole_of_it_and_a_copy() -> None:
     lines = await said("weight_patches")
     assert rivals(lines) == {"whole version", "copy"}

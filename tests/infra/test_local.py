@@ -14,16 +14,50 @@ import pytest
 
 from infra import services
 from infra.local import __main__ as local
+from infra.local import commands
 from infra.local.commands import parse_arguments
 from infra.processes import Child, SupervisedProcess, Supervisor
 from infra.redis_server import FORGETFUL, own_redis
 from infra.services import Service
+from infra.serving.engine import parse_arguments as parse_engine
 from tests.conftest import free_ports
+from trainer.learner.config import LORA_TARGETS
 
 
 def arguments(tmp_path: Path, *more: str, recipe: str = "") -> argparse.Namespace:
     (tmp_path / "recipe.toml").write_text(recipe)
     return parse_arguments(None, [str(tmp_path / "recipe.toml"), f"--run-dir={tmp_path / 'run'}", *more])
+
+
+ADAPTED = "[weights]\nadapters = 'alone'\n[learner.lora]\nrank = 16\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "rank", "targets"),
+    [
+        ("[learner.lora]\nrank = 16\n", [], None, []),
+        (ADAPTED, ["--set", "weights.adapters=merged"], None, []),
+        ("[weights]\nadapters = 'alone'\n", [], None, []),  # the trainer refuses it
+        (ADAPTED, [], "16", list(LORA_TARGETS)),
+        (
+            ADAPTED,
+            ["--set", "learner.lora.rank=8", "--set=learner.lora.targets=['q_proj', 'v_proj']"],
+            "8",
+            ["q_proj", "v_proj"],
+        ),
+        ("[weights]\nadapters = 'alone'\n", ["--set", "learner.lora={rank=4}"], "4", list(LORA_TARGETS)),
+    ],
+)
+def test_the_engine_takes_adapters_if_the_recipe_with_the_trainers_overrides_publishes_them_alone(
+    tmp_path: Path, tiny_model: Path, recipe: str, flags: list[str], rank: str | None, targets: list[str]
+) -> None:
+    engine, _ = commands.serving(arguments(tmp_path, "--", *flags, recipe=recipe), tiny_model)
+    words = list(engine.command())
+    if rank is None:
+        assert "--enable-lora" not in words
+        return
+    passed_on = parse_engine(words[3:]).passed_on
+    assert passed_on == ["--enable-lora", f"--max-lora-rank={rank}", "--lora-target-modules", *targets]
 
 
 def test_what_was_running_keeps_running_and_is_said_to_have_been(

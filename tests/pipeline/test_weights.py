@@ -40,3 +40,11 @@ async def test_what_engines_confirmed_is_read_back(redis: Redis) -> None:
     assert await weights.served_weights(redis, "laptop") is None
     await weights.record_served(redis, "laptop", served)
     assert await weights.served_weights(redis, "laptop") == served
+
+
+def test_the_base_of_a_runs_adapters_is_no_version_of_the_run_and_yet_its_own() -> None:
+    name = weights.base_name("laptop-20260101-120000")
+    assert weights.parse_version_name(name)[0] != "laptop-20260101-120000"
+    assert weights.run_of(name) == weights.run_of("laptop-20260101-120000@7") == "laptop-20260101-120000"
+    with pytest.raises(ValueError, match="not a published weight version"):
+        weights.run_of("0")

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from benchmarks.small_models import MINIMAX_M2, write_model
-from tests.trainer.learner.tiny import config, largest_difference, read_export
+from tests.trainer.learner.tiny import config, largest_difference, read_export, train
 from trainer import convert
 from trainer.learner import backend
+from trainer.learner.config import LoraConfig
 from trainer.learner.megatron import Learner
 
 pytestmark = pytest.mark.cpu_only
@@ -77,6 +78,34 @@ def test_a_learner_starts_from_such_a_checkpoint_with_either_optimizer(
     assert largest_difference(read_export(tmp_path / "exported"), read_export(model)) == 0
 
 
+def test_published_adapters_become_the_weights_that_a_merged_version_has(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backend.join()
+    try:
+        learner = Learner(config(lora=LoraConfig(rank=4, alpha=8), lr=1e-2), model_directory=model)
+        train(learner, 2, vocab_size=63)
+        learner.export(tmp_path / "merged")
+        learner.export_base(tmp_path / "base")
+        learner.export_adapters(tmp_path / "alone")
+    finally:
+        backend.leave()
+    assert convert.main([str(tmp_path / "alone"), str(tmp_path / "back"), "--model", str(model)]) == 0
+    back, merged = read_export(tmp_path / "back"), read_export(tmp_path / "merged")
+    assert largest_difference(back, merged) == 0
+    assert largest_difference(merged, read_export(model)) > 0.01
+    assert largest_difference(read_export(tmp_path / "base"), read_export(model)) == 0
+    assert (tmp_path / "back" / "tokenizer.json").exists()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        beside = tmp_path / "merged" / "adapter" / name
+        assert (tmp_path / "alone" / name).read_bytes() == beside.read_bytes()
+    other = write_model(tmp_path / "other", "qwen3", head_dim=16, vocab_size=63, num_hidden_layers=1)
+    capsys.readouterr()
+    assert convert.main([str(tmp_path / "alone"), str(tmp_path / "x"), "--model", str(other)]) == 2
+    assert "has no such weight: give --model the directory that was trained" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_checkpoint_in_half_precision_stays_one(model: Path, tmp_path: Path) -> None:
     assert convert.main([str(model), str(tmp_path / "half")]) == 0
     assert convert.main([str(tmp_path / "half"), str(tmp_path / "back"), "--model", str(model)]) == 0
@@ -110,7 +139,7 @@ def test_what_cannot_be_converted_is_refused_in_one_line(
     model: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, reason in (
-        ([str(tmp_path), str(tmp_path / "x")], "holds neither config.json nor metadata.json"),
+        ([str(tmp_path), str(tmp_path / "x")], "holds none of config.json, metadata.json and"),
         ([str(checkpoint), str(tmp_path / "x")], "give --model"),
         ([str(model), str(checkpoint)], "exists: remove it"),
         ([str(model), str(tmp_path / "x"), "--tensor-parallel", "2"], "multiple of 2 processes"),

@@ -151,7 +151,9 @@ def test_an_unknown_key_is_refused_with_its_path(minimal: Path) -> None:
 
 
 def test_an_unknown_key_among_the_limits_is_refused_though_messages_accept_them(minimal: Path) -> None:
-    with pytest.raises(ValueError, match=r"rollout\.limits\.turn is not a key .* mean rollout\.limits\.turns\?"):
+    with pytest.raises(
+        ValueError, match=r"rollout\.limits\.turn is not a key .* mean rollout\.limits\.turns\?"
+    ):
         load_recipe(minimal, ["rollout.limits.turn=3"])
 
 
@@ -221,6 +223,9 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
             "weights.receiver_port is 70000; it must be an integer from 1 to 65535",
         ),
         ("weights.receiver_port=30301", 'of use with weights.transport = "delta" only'),
+        ("weights.adapters=alone", "set learner.lora.rank"),
+        ("weights={adapters='alone', transport='distributed'}", 'set weights.transport to "disk" or "delta"'),
+        ("weights.adapters=apart", 'weights.adapters is "apart"; it must be "merged" or "alone'),
         ('rollouts.keep="some"', "rollouts.keep"),
         (
             "rollouts.keep=1.5",
@@ -277,6 +282,27 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
 def test_a_mistake_is_refused_by_name_and_with_the_fix(minimal: Path, override: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=re.escape(complaint)):
         load_recipe(minimal, [override])
+
+
+@pytest.mark.parametrize(
+    ("targets", "complaint"),
+    [
+        ("['q_proj', 'k_proj']", "SGLang needs v_proj beside the others of learner.lora.targets; add it, or"),
+        ("['k_proj', 'o_proj']", "SGLang needs q_proj and v_proj beside"),
+        ("['up_proj']", "SGLang needs gate_proj beside"),
+        ("['q_proj', 'v_proj', 'down_proj', 'gate_proj']", ""),
+        ("['o_proj']", ""),
+    ],
+)
+def test_adapters_alone_are_of_projections_of_which_sglang_makes_its_joined_layers(
+    minimal: Path, targets: str, complaint: str
+) -> None:
+    overrides = ["learner.lora.rank=4", f"learner.lora.targets={targets}", "weights.adapters=alone"]
+    if not complaint:
+        assert load_recipe(minimal, overrides).weights.adapters == "alone"
+        return
+    with pytest.raises(ValueError, match=complaint):
+        load_recipe(minimal, overrides)
 
 
 def test_step_wise_credit_needs_a_baseline_that_divides_by_deviations(minimal: Path) -> None:

@@ -140,6 +140,13 @@ def test_a_resumed_run_cannot_change_which_groups_come_next(
         _resumed(load_recipe(path, [override]), run, None, {})
 
 
+def test_a_resumed_run_cannot_publish_adapters_for_requests_that_expect_whole_weights(path: Path) -> None:
+    adapted = ["learner.lora.rank=4"]
+    run = run_directory.create(path.with_name("run"), "run", to_toml(load_recipe(path, adapted))).root
+    with pytest.raises(ValueError, match=r'cannot change weights\.adapters: "?merged"? -> "?alone'):
+        _resumed(load_recipe(path, [*adapted, "weights.adapters=alone"]), run, None, {})
+
+
 def test_a_resumed_run_has_the_tasks_with_which_it_began(path: Path) -> None:
     recipe, digests = load_recipe(path), {"sources.lang.tasks": "a", "sources.tools.tasks": "b"}
     run = run_directory.create(path.with_name("run"), "run", to_toml(recipe), tasks=digests).root

@@ -15,9 +15,8 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +38,7 @@ from trainer.rollouts.heldout import Round
 if TYPE_CHECKING:
     from trainer.loop.evaluations import Ending
     from trainer.records.console import Console
+    from trainer.weights.publish import Exports
 
 CHECKPOINTS = "checkpoints"  # directory of checkpoints in a run's directory
 
@@ -88,6 +88,8 @@ def main() -> int:
 def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     recipe = _recipe(arguments)
     weights = _weights(arguments, recipe)
+    if not weights.is_checkpoint:  # they are whole, and so is their version
+        recipe = replace(recipe, weights=replace(recipe.weights, adapters="merged"))
     if weights.is_checkpoint:
         process.check_processes(recipe, settings)
         check_learner(recipe)
@@ -223,19 +225,17 @@ async def _conduct(
 
 
 @contextlib.asynccontextmanager
-async def _export(
-    recipe: Recipe, weights: Weights, settings: TrainerSettings
-) -> AsyncIterator[Callable[[Path], object]]:
-    """Yields a function that writes the weights as a Hugging Face directory at a path. The function may block, in any thread."""
+async def _export(recipe: Recipe, weights: Weights, settings: TrainerSettings) -> AsyncIterator["Exports"]:
+    """Yields a function that writes the weights at a path as an export of the learner does. The function may block, in any thread."""
     if not weights.is_checkpoint:
-        yield lambda place: shutil.copytree(weights.directory, place, copy_function=_link)
+        yield lambda _, place: shutil.copytree(weights.directory, place, copy_function=_link)
         return
     from trainer.loop.learner_thread import LearnerThread
 
     learner = await LearnerThread.start(lambda: process.make_feed(recipe, settings))
     try:
         await learner.call("restore", weights.directory)
-        yield partial(learner.call_blocking, "export")
+        yield learner.call_blocking
     finally:
         await learner.stop()
 

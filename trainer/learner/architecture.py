@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from trainer.learner.config import LearnerConfig, Recompute
+from trainer.learner.config import LearnerConfig, LoraConfig, Recompute
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +225,16 @@ def layout_faults(architecture: Architecture, config: LearnerConfig) -> list[str
             "v_proj and o_proj only"
         )
     return faults
+
+
+def alone_faults(architecture: Architecture, lora: LoraConfig) -> Iterator[str]:
+    """The reasons why engines cannot load adapters of this model, one sentence per reason."""
+    alone, merged = 'weights.adapters = "alone"', 'set weights.adapters = "merged"'
+    of_mlp = sorted({*lora.targets} & {"gate_proj", "up_proj", "down_proj"})
+    if architecture.experts and of_mlp:
+        yield f"{alone}: engines get no adapters of experts; take {', '.join(of_mlp)} out of learner.lora.targets, or {merged}"
+    if architecture.delta_net or architecture.gated:
+        yield f"{alone}: engines get no adapters of {architecture.family}, whose attention is linear or gated; {merged}"
 
 
 def _divided(architecture: Architecture, config: LearnerConfig) -> Iterator[tuple[str, str, int]]:

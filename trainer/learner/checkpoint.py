@@ -237,7 +237,7 @@ def read_weights(directory: Path, model: GPTModel) -> None:
     for name in sorted(_weights_in(directory).keys() - expected):
         raise ValueError(
             f"{directory} holds {name}, which the model lacks: give the model that was trained; of a run that trained LoRA "
-            "adapters, take published weights, which have them merged"
+            "adapters, take published weights, which have them merged, or convert published adapters"
         )
     try:
         _read(directory, {"model": sharded})

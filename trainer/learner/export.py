@@ -113,15 +113,15 @@ class _File:
     parts: tuple[_Names, ...]
 
 
-def weight_parts(model: GPTModel, architecture: Architecture) -> list[Part]:
-    """All weights that this rank holds."""
-    table, adapted = hf.parameters(model, architecture), dict(adapters(model))
+def weight_parts(model: GPTModel, architecture: Architecture, *, merges: bool = True) -> list[Part]:
+    """All weights that this rank holds; with `merges`, the adapters are added to those that they change."""
+    table, adapted = hf.parameters(model, architecture), dict(adapters(model)) if merges else {}
     parts, of_all = [], dict[str, list[tuple[Parameter, Tensor]]]()
     for name, values in hf.weights(model):
         if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
             continue  # the first stage holds the same matrix
         if SUFFIX in name:
-            continue  # merged into the weight that it changes
+            continue  # merged into the weight that it changes, or written by itself
         parameter, adapter = table[name], adapted.get(name)
         if parameter.is_of_all:
             of_all.setdefault(parameter.origins[0], []).append((parameter, values))

@@ -14,7 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
 from trainer.batching.batch import Batch, Sample, SampleTokens
-from trainer.learner import backend, checkpoint, hf, lora
+from trainer.learner import backend, checkpoint, directories, hf, lora
 from trainer.learner.architecture import Architecture
 from trainer.learner.attention import Positions, Rotary
 from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
@@ -51,6 +51,7 @@ class Learner:
         self.config = config
         self._loss = resolve(config.loss)
         self.steps = 0  # number of steps taken; restored with a checkpoint
+        self._source = model_directory
         self._architecture = read_architecture(model_directory)
         with backend.device_scope():
             self._model = build_model(self._architecture, config)
@@ -171,6 +172,28 @@ class Learner:
         if self.config.lora.rank:
             self._adapters = gather_adapters(self._model, self._architecture)
         self._exporter.write(directory)
+
+    def export_base(self, directory: Path) -> None:
+        """Write what `export` writes, as it is without adapters: the weights that they belong to, which no step changes."""
+        exporter = Exporter(
+            [
+                *weight_parts(self._model, self._architecture, merges=False),
+                *carried_parts(self._architecture, self._source),
+            ],
+            describe=lambda partial: copy_description(self._source, partial, weights_dtype(self.config)),
+        )
+        exporter.write(directory)
+
+    def export_adapters(self, directory: Path) -> None:
+        """Write the adapters alone, in PEFT's format. Collective; an OSError of rank 0 is raised on all ranks."""
+        tensors, failure = gather_adapters(self._model, self._architecture), None
+        if distributed.get_rank() == 0:
+            try:
+                with directories.writing(directory.parent):
+                    write_adapters(tensors, directory, self.config.lora, source=self._source)
+            except OSError as error:
+                failure = error
+        backend.agree(failure)
 
     def save(self, directory: Path, extra: bytes) -> None:
         """Write a checkpoint that continues exactly from here, the caller's own state in `extra` included.

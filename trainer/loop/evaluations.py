@@ -11,7 +11,7 @@ so its requests never mix with those of a training run. If it ends early, its op
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from pipeline import census, queue, redis_calls, stream
 from pipeline.journal.rows import PublicationRow
 from pipeline.stream import Delivery
 from pipeline.tokenizer import put_tokenizer
-from pipeline.weights import ServedWeights, version_name
+from pipeline.weights import ServedWeights, base_name, version_name
 from trainer.inputs import Inputs
 from trainer.loop.checkpoints import DueCheckpoints
 from trainer.loop.run import Run, connect, deliveries_of, request_form
@@ -39,7 +39,7 @@ from trainer.rollouts.open_requests import sweep
 from trainer.rollouts.recording import RolloutRecorder
 from trainer.weights.deliveries import Deliveries
 from trainer.weights.engines import EngineFailure, Engines
-from trainer.weights.publish import Publisher, open_transport, sole_policy
+from trainer.weights.publish import Exports, Publisher, open_transport, sole_policy
 
 Ending = Literal["finished", "interrupted", "no engine took the weights", "the engines' weights were changed"]
 
@@ -166,7 +166,7 @@ class StandaloneEvaluation:
         # The engines in routing when all of them had loaded the weights.
         self._engine_urls: tuple[str, ...] = ()
 
-    async def run(self, rounds: Sequence[Round], export: Callable[[Path], object]) -> Ending:
+    async def run(self, rounds: Sequence[Round], export: Exports) -> Ending:
         """Play all rounds with the weights that `export` writes. Raises ValueError if the engines serve another run."""
         async with contextlib.AsyncExitStack() as stack:
             redis = await connect(self._console.say)
@@ -212,7 +212,7 @@ class StandaloneEvaluation:
             for one in rounds:
                 if not await self._play(redis, form, Ledger(journal), one, recorder):
                     return self._ended
-            self._ended = await self._ending(engines)
+            self._ended = await self._ending(engines, form)
             return self._ended
 
     async def _publish(self, publisher: Publisher, deliveries: Deliveries) -> PublicationRow:
@@ -305,13 +305,14 @@ class StandaloneEvaluation:
         with redis_calls.tolerating_outage():
             await queue.withdraw(redis, self._run_id, await queue.open_ids(redis, self._run_id))
 
-    async def _ending(self, engines: Engines | None) -> Ending:
+    async def _ending(self, engines: Engines | None, form: RequestForm) -> Ending:
         """Whether the engines still serve the weights that were evaluated."""
+        name = base_name(self._run_id) if form.names_adapter else version_name(self._run_id, 0)
         for url in self._engine_urls if engines else ():
             with contextlib.suppress(EngineFailure):
                 assert engines is not None
                 served = await engines.served(url)
-                if served.weight_version != version_name(self._run_id, 0):
+                if served.weight_version != name:
                     return "the engines' weights were changed"
         return "finished"
 

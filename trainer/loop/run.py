@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,6 +190,7 @@ async def request_form(redis: ArqRedis, run_id: str, recipe: Recipe, inputs: Inp
         context=Context(**asdict(recipe.rollout.context)),
         harness=inputs.harness,
         asides_are_trained=recipe.rollout.asides,
+        names_adapter=recipe.weights.adapters == "alone",
     )
 
 
@@ -217,9 +217,13 @@ def deliveries_of(
 async def _transport(
     recipe: WeightsRecipe, run_id: str, root: Path, learner: LearnerThread, stack: contextlib.AsyncExitStack
 ) -> WeightTransport:
-    export = partial(learner.call_blocking, "export")
     return await open_transport(
-        recipe, run_id, directory=root / "weights", export=export, keep=recipe.keep, stack=stack
+        recipe,
+        run_id,
+        directory=root / "weights",
+        export=learner.call_blocking,
+        keep=recipe.keep,
+        stack=stack,
     )
 
 

@@ -261,7 +261,9 @@ def _storage_lines(plan: RunPlan) -> Iterator[str]:
     yield f"trainer's memory: {gib(storage.held_bytes)} of {gib(recipe.admission.max_held_bytes)} for trajectories until their step"
     yield (
         f"disk: {gib(storage.disk_bytes)} in all: {recipe.checkpoint.keep + 1} checkpoints of {gib(storage.checkpoint_bytes)}, "
-        f"{recipe.weights.keep + 1} versions of {gib(storage.weights_bytes)}, rollouts {gib(storage.rollouts_bytes)}"
+        f"{recipe.weights.keep + 1} versions of {gib(storage.weights_bytes)}"
+        + (f" and their base of {gib(storage.base_bytes)}" if storage.base_bytes else "")
+        + f", rollouts {gib(storage.rollouts_bytes)}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from trainer.plan.planning import RunPlan
+from trainer.recipe import Recipe
 
 ENGINE_PORT, ROUTER_PORT = 30001, 30000
 # The URL is longer with TLS and a password: docs/deploy.md.
@@ -185,7 +186,14 @@ def _engine_words(plan: RunPlan, model: str, port: int) -> str:
 def _passed_on(plan: RunPlan) -> str:
     """SGLang's own flags, which the engines' program passes on."""
     reports = " --enable-return-routed-experts" if plan.recipe.learner.routing_replay else ""
-    return f"--mem-fraction-static {plan.recipe.plan.engine_memory_share:g}{reports}"
+    return f"--mem-fraction-static {plan.recipe.plan.engine_memory_share:g}{reports}{_adapter_flags(plan.recipe)}"
+
+
+def _adapter_flags(recipe: Recipe) -> str:
+    if recipe.weights.adapters == "merged":
+        return ""
+    lora = recipe.learner.lora
+    return f" --enable-lora --max-lora-rank {lora.rank} --lora-target-modules {' '.join(lora.targets)}"
 
 
 def _run_dir(plan: RunPlan) -> str:

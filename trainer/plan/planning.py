@@ -44,6 +44,7 @@ class StoragePlan(msgspec.Struct, frozen=True, kw_only=True):
     held_bytes: int  # largest size of the trajectories in the trainer's memory
     checkpoint_bytes: int  # one checkpoint
     weights_bytes: int  # one published version
+    base_bytes: int  # the weights that adapters belong to, if each version is adapters alone
     disk_bytes: int  # largest size of the run directory
     rollouts_bytes: int  # the part of disk_bytes for kept rollouts
 
@@ -74,6 +75,9 @@ def plan_storage(recipe: Recipe, architecture: Architecture, length: EpisodeLeng
     trained = num_adapter_parameters(architecture, recipe.learner.lora) or parameters
     optimizer_bytes = OPTIMIZER_BYTES[recipe.learner.dtype]
     checkpoint_bytes = weights_bytes + trained * optimizer_bytes
+    base_bytes = 0
+    if recipe.weights.adapters == "alone":
+        base_bytes, weights_bytes = weights_bytes, trained * WEIGHT_BYTES[recipe.learner.dtype]
     rollouts_bytes = _rollouts_bytes(recipe, per_step * trajectory_bytes)
     # One checkpoint and one version more than are kept exist while the next is written.
     written = (recipe.checkpoint.keep + 1) * checkpoint_bytes + (recipe.weights.keep + 1) * weights_bytes
@@ -83,7 +87,8 @@ def plan_storage(recipe: Recipe, architecture: Architecture, length: EpisodeLeng
         held_bytes=num_open * trajectory_bytes,
         checkpoint_bytes=checkpoint_bytes,
         weights_bytes=weights_bytes,
-        disk_bytes=written + rollouts_bytes,
+        base_bytes=base_bytes,
+        disk_bytes=written + base_bytes + rollouts_bytes,
         rollouts_bytes=rollouts_bytes,
     )
 
@@ -216,13 +221,17 @@ def sample_lengths(recipe: Recipe, length: EpisodeLength) -> list[int]:
 
 
 def publication(recipe: Recipe, num_bytes: int, learner: GpuGroup, engines: EnginePlan) -> Publication:
-    """The times of publishing whole weights, with merged adapters. Engines of one machine share a received version, or a page cache."""
+    """The times of publishing a version: whole weights, with merged adapters, or adapters alone. Engines of one machine share a received
+    version, or a page cache.
+    """
     plan, transport = recipe.plan, recipe.weights.transport
     storage, network = plan.storage_gib_per_s * GIB, plan.network_gib_per_s * GIB
     learner_nodes = -(-learner.count // plan.gpus_per_node)
     engine_nodes = -(-engines.gpus.count // plan.gpus_per_node)
     pcie = learner.device.pcie_bytes_per_s * PCIE_EFFICIENCY * learner.count
-    to_gpu_s = engines.weight_bytes / (engines.gpus.device.pcie_bytes_per_s * PCIE_EFFICIENCY)
+    is_alone = recipe.weights.adapters == "alone"
+    gpu_bytes = num_bytes // engines.gpus_per_engine if is_alone else engines.weight_bytes
+    to_gpu_s = gpu_bytes / (engines.gpus.device.pcie_bytes_per_s * PCIE_EFFICIENCY)
     at_once = min(recipe.weights.engines_at_once or engines.num_engines, engines.num_engines)
     rounds = -(-engines.num_engines // at_once)
     match transport:
@@ -230,7 +239,7 @@ def publication(recipe: Recipe, num_bytes: int, learner: GpuGroup, engines: Engi
             sent_bytes, load_s = engine_nodes * num_bytes, num_bytes / storage + rounds * to_gpu_s
         case "delta":
             # The patch is sent to and applied on each machine once, while its engines continue to sample.
-            sent_bytes = int(engine_nodes * num_bytes * DELTA_SHARE)
+            sent_bytes = int(engine_nodes * num_bytes * (1 if is_alone else DELTA_SHARE))
             disk_s = (DELTA_READS_BY_TRAINER + DELTA_PASSES_BY_RECEIVER) * num_bytes / storage
             load_s = disk_s + sent_bytes / network + rounds * to_gpu_s
         case "distributed":

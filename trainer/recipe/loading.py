@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 from pipeline.errors import FAILURE_CLASSES
 from pipeline.request import Retries
 from pipeline.screen import visible_line
-from trainer.learner.config import NUM_LAGS
+from trainer.learner.config import NUM_LAGS, LoraConfig
 from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import (
     AdmissionRecipe,
@@ -120,6 +120,7 @@ def _faults_of_one(recipe: Recipe) -> Iterator[str]:
     yield from _heldout_set_faults(recipe.tasks.heldout_sets)
     yield from _staleness_faults(recipe.admission)
     yield from _transport_faults(recipe.weights)
+    yield from _adapter_faults(recipe.weights, recipe.learner.lora)
     yield from _judge_faults(recipe.judge)
     yield from _sink_faults(recipe.sinks)
     yield from _alarm_faults(recipe.alarms)
@@ -347,6 +348,29 @@ def _transport_faults(weights: WeightsRecipe) -> Iterator[str]:
         yield f'weights.transport = "{weights.transport}" has no effect with weights.engines = "none": remove one of the two'
     if weights.transport != "delta" and weights.receiver_port != WeightsRecipe().receiver_port:
         yield 'weights.receiver_port is of use with weights.transport = "delta" only: remove it, or set that'
+
+
+def _adapter_faults(weights: WeightsRecipe, lora: LoraConfig) -> Iterator[str]:
+    if weights.adapters == "merged":
+        return
+    alone = 'weights.adapters = "alone"'
+    if weights.transport == "distributed":
+        yield f'{alone}: engines read adapters from a directory; set weights.transport to "disk" or "delta"'
+    if not lora.rank:
+        yield f"{alone}, but nothing trains adapters: set learner.lora.rank, or remove it"
+    # SGLang has one layer for q, k and v, and one for gate and up; it makes up adapters of k_proj and up_proj that are absent.
+    missing = (
+        {"q_proj", "v_proj"} - {*lora.targets}
+        if {"q_proj", "k_proj", "v_proj"} & {*lora.targets}
+        else set[str]()
+    )
+    if "up_proj" in lora.targets:
+        missing |= {"gate_proj"} - {*lora.targets}
+    if missing:
+        yield (
+            f"{alone}: SGLang needs {' and '.join(sorted(missing))} beside the others of learner.lora.targets; add "
+            f'{"it" if len(missing) == 1 else "them"}, or set weights.adapters = "merged"'
+        )
 
 
 def _heldout_set_faults(sets: Mapping[str, str]) -> Iterator[str]:

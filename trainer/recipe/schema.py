@@ -454,6 +454,9 @@ class WeightsRecipe(Table, frozen=True, kw_only=True):
     # blocks that changed are sent to a receiver on the engine's host, which keeps versions on its local disk. "distributed": a broadcast
     # by NCCL to engines on GPUs, by gloo to engines on the CPU. See [weights.md](weights.md).
     transport: Transport = "disk"
+    # Content of a version if learner.lora.rank is set. "merged": whole weights. "alone": the adapters, which engines load beside the
+    # weights that the run started with; they need SGLang's --enable-lora. See [weights.md](weights.md).
+    adapters: Literal["merged", "alone"] = "merged"
     # Port of the receiver on each engine host; used only if transport is "delta".
     receiver_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 30300
     # Engines that get the weights: "router" every engine that the router knows, "none" no engine, so that they are only written to disk.

@@ -152,6 +152,7 @@ class RequestForm:
     report_routing: bool = False  # whether requests that are trained on report the experts of each token
     harness: Harness | None = None  # the agent program that plays; None: the built-in loop
     asides_are_trained: bool = False
+    names_adapter: bool = False  # whether weight versions are adapters, which each turn names
 
     def fill(
         self,
@@ -188,6 +189,7 @@ class RequestForm:
             report_routing=self.report_routing and purpose == "train",
             harness=self.harness,
             asides_are_trained=self.asides_are_trained,
+            names_adapter=self.names_adapter,
         )
 
     def again(self, request: RolloutRequest) -> RolloutRequest:

@@ -1,9 +1,10 @@
 """Delivers the newest weight version to every engine in parallel to training. Each engine has its own delivery, with a deadline.
 
 Promises. When its turn comes, an engine gets the version that is newest then, never a queue of older ones. An engine that was paused is
-always continued. An engine that fails, or that takes much longer than another one needed, is taken out of routing as soon as another one
-serves the version; it is tried again for as long as it is known, and returns when it confirms the version. If no engine confirms, routing
-does not change, and `trouble` says so. No training step ever waits for anything here.
+always continued, and one that takes adapters beside the weights that it has is not paused. An engine that fails, or that takes much longer
+than another one needed, is taken out of routing as soon as another one serves the version; it is tried again for as long as it is known,
+and returns when it confirms the version. If no engine confirms, routing does not change, and `trouble` says so. No training step ever waits
+for anything here.
 """
 
 import asyncio
@@ -242,10 +243,11 @@ class Deliveries:
         assert target is not None, "visits begin when there is a version"
         engine.tried = target.version
         began = engine.busy_since = time.monotonic()
-        served = await self._engines.served(engine.url)
+        served = await self._transport.served(self._engines, engine.url, target)
         if self._is_current(served, target):
             if engine.served is None:  # a trainer that died may have left it paused
                 await self._engines.resume(engine.url)
+            await self._transport.tidy(self._engines, engine.url, self._version)
             return target.version
         if engine.served is not None and served.weight_version != self._name(engine.served):
             engine.served = None  # it restarted, or another program gave it weights
@@ -266,15 +268,17 @@ class Deliveries:
 
     async def _update(self, url: str, version: WeightVersion) -> None:
         assert self._engines is not None
-        began_at = time.time()
+        began_at, pauses = time.time(), self._transport.needs_pause(url)
         try:
             async with self._deadline(url, version):
-                await self._engines.pause(url, self._mode)
+                if pauses:
+                    await self._engines.pause(url, self._mode)
                 await self._transport.deliver(self._engines, url, version, self._mode)
         finally:
             await self._engines.resume(url)
-            self._pauses.append(EnginePause(engine=url, began_at=began_at, ended_at=time.time()))
-        served = await self._engines.served(url)
+            if pauses:
+                self._pauses.append(EnginePause(engine=url, began_at=began_at, ended_at=time.time()))
+        served = await self._transport.served(self._engines, url, version)
         if not self._is_current(served, version):
             raise EngineFailure(
                 f"{url} says it serves {served.weight_version!r} after the update to {self._name(version.version)!r}"

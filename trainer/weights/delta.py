@@ -40,9 +40,9 @@ from pipeline.weight_patch import (
     bounded_map,
     pack_header,
 )
-from pipeline.weights import WeightVersion, version_name
+from pipeline.weights import WeightVersion
 from trainer.weights.engines import CONTROL_S, EngineFailure, Engines, PauseMode, Served
-from trainer.weights.transport import DiskTransport
+from trainer.weights.transport import DiskTransport, Whole
 
 NUM_THREADS = min(16, os.cpu_count() or 1)
 _NUM_GAPS = struct.Struct("<I")
@@ -58,11 +58,10 @@ class _Place(NamedTuple):
 
 
 def manifest_of(directory: Path, run_id: str, version: int) -> DirectoryManifest:
-    """The description of a directory. Raises ValueError if there is a directory in it."""
-    paths = sorted(directory.iterdir())
-    for path in paths:
-        if not path.is_file():
-            raise ValueError(f"{path} is not a file; a weight version is a flat directory")
+    """The description of a directory's files, which are all that an engine reads: merged weights have a folder with their adapters beside
+    them, which stays on the trainer's disk.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.is_file())
     with ThreadPoolExecutor(NUM_THREADS, "manifest") as pool:
         return DirectoryManifest(
             run_id=run_id, version=version, files=tuple(_content_of(path, pool) for path in paths)
@@ -292,7 +291,7 @@ class _Exported(NamedTuple):
     directory: Path
 
 
-class DeltaTransport:
+class DeltaTransport(Whole):
     """Delivers weights to engines through receivers on their hosts; a `WeightTransport`."""
 
     def __init__(self, disk: DiskTransport, receivers: Receivers, *, directory: Path) -> None:
@@ -339,8 +338,7 @@ class DeltaTransport:
         directory = await self._receivers.directory_of(url, version.run_id, version.version)
         if directory is None:
             raise EngineFailure(f"{url} has removed weights v{version.version} already")
-        name = version_name(version.run_id, version.version)
-        await engines.update(engine_url, directory=directory, weight_version=name, mode=mode)
+        await engines.update(engine_url, version, directory=directory, mode=mode)
 
     async def discard_old(self, oldest_needed: int) -> None:
         await self._disk.discard_old(oldest_needed)

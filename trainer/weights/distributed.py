@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pipeline.weights import WeightVersion, version_name
+from pipeline.weights import WeightVersion
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served
-from trainer.weights.transport import DiskTransport
+from trainer.weights.transport import DiskTransport, Whole
 
 BUCKET_BYTES = 512 << 20
 """The size of the tensors of one call, which an engine holds in addition to its weights."""
@@ -130,7 +130,7 @@ END_S = 5.0
 """The longest time that an engine may take to end a broken-off update; the next update tries that again."""
 
 
-class DistributedTransport:
+class DistributedTransport(Whole):
     """A `WeightTransport`. `aclose` ends the sender processes."""
 
     def __init__(self, disk: DiskTransport) -> None:
@@ -153,7 +153,7 @@ class DistributedTransport:
 
         A started engine does not have a name of this run, and an updated one keeps its directory's name.
         """
-        return served.weight_version == version_name(version.run_id, version.version)
+        return served.weight_version == version.name
 
     async def prefetch(self, engine_url: str, version: WeightVersion) -> None:
         """Starts the sender, which takes seconds the first time."""
@@ -208,7 +208,6 @@ async def _join(engines: Engines, engine_url: str, sender: Sender) -> None:
 async def _broadcast(
     engines: Engines, engine_url: str, sender: Sender, version: WeightVersion, mode: PauseMode
 ) -> None:
-    name = version_name(version.run_id, version.version)
     parts = await asyncio.to_thread(lambda: list(buckets(Path(version.directory))))
     await engines.command(engine_url, "begin_weight_update", {})
     for number, bucket in enumerate(parts, 1):
@@ -218,7 +217,7 @@ async def _broadcast(
             "dtypes": [tensor.dtype for tensor in bucket],
             "shapes": [tensor.shape for tensor in bucket],
             "group_name": sender.group,
-            "weight_version": name if is_last else f"{name}-incomplete",
+            "weight_version": version.name if is_last else f"{version.name}-incomplete",
             "flush_cache": is_last and mode != "in_place",
         }
         await _both(

@@ -11,6 +11,8 @@ from typing import Any, Literal, Self, TypeVar
 import aiohttp
 import msgspec
 
+from pipeline.weights import WeightVersion
+
 PauseMode = Literal["retract", "in_place", "abort"]
 """The treatment of the requests that an engine is sampling when new weights arrive.
 
@@ -34,6 +36,16 @@ class Served(msgspec.Struct, frozen=True):
 
     weight_version: str  # the format of `pipeline.weights.version_name`, once a run has published
     model_path: str
+
+
+class _ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    root: str
+    parent: str | None = None  # the model that an adapter belongs to; None: it is the model
+
+
+class _ModelCards(msgspec.Struct, frozen=True):
+    data: list[_ModelCard]
 
 
 class EngineLayout(msgspec.Struct, frozen=True):
@@ -99,13 +111,26 @@ class Engines:
         """Makes the engine sample no further token; requests that arrive in the meantime wait."""
         await self._call("POST", f"{engine_url}/pause_generation", {"mode": mode}, timeout_s=self._control_s)
 
-    async def update(self, engine_url: str, *, directory: str, weight_version: str, mode: PauseMode) -> None:
-        """Loads the weights in `directory`, which the engine must be able to read under the same path. The deadline is the caller's."""
-        body = {
-            "model_path": directory,
-            "weight_version": weight_version,
-            "flush_cache": mode != "in_place",
-        }
+    async def adapters(self, engine_url: str) -> dict[str, str]:
+        """The adapters that requests may name, by name, each with the directory from which it was loaded."""
+        answer = await self._call("GET", f"{engine_url}/v1/models", timeout_s=self._control_s)
+        cards = _decode(answer, _ModelCards, engine_url).data
+        return {card.id: card.root for card in cards if card.parent is not None}
+
+    async def unload(self, engine_url: str, adapter: str) -> None:
+        """Unloads an adapter. The engine answers when no request uses it any more, and loads no other adapter until then."""
+        body = {"lora_name": adapter}
+        await self._call("POST", f"{engine_url}/unload_lora_adapter", body, timeout_s=self._control_s)
+
+    async def update(
+        self, engine_url: str, version: WeightVersion, *, directory: str, mode: PauseMode
+    ) -> None:
+        """Loads the version in `directory`, which the engine must be able to read under the same path. The deadline is the caller's."""
+        if version.is_adapter:
+            adapter = {"lora_name": version.name, "lora_path": directory}
+            await self._call("POST", f"{engine_url}/load_lora_adapter", adapter, timeout_s=None)
+            return
+        body = {"model_path": directory, "weight_version": version.name, "flush_cache": mode != "in_place"}
         answer = await self._call("POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=None)
         updated = _decode(answer, _Updated, engine_url)
         if not updated.success:

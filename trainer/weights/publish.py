@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from arq.connections import ArqRedis
@@ -15,11 +16,12 @@ from redis.asyncio import Redis
 
 from pipeline import redis_calls, telemetry, weights
 from pipeline.telemetry import span
-from pipeline.weights import PolicyHolder, WeightVersion
+from pipeline.weights import PolicyHolder, WeightVersion, base_run
 from trainer.recipe.schema import WeightsRecipe
+from trainer.weights.adapters import AdapterTransport
 from trainer.weights.delta import DeltaTransport, Receivers
 from trainer.weights.distributed import DistributedTransport
-from trainer.weights.transport import DiskTransport, Export, WeightTransport
+from trainer.weights.transport import DiskTransport, WeightTransport
 
 RENEW_S = 1.0
 
@@ -117,11 +119,44 @@ class Publisher:
             await weights.announce(self._redis, version)
 
 
+Exports = Callable[[str, Path], object]
+"""Writes what the learner's method of this name writes, to a path: `export`, `export_base` or `export_adapters`. It may block."""
+
+
 async def open_transport(
-    recipe: WeightsRecipe, run_id: str, *, directory: Path, export: Export, keep: int, stack: AsyncExitStack
+    recipe: WeightsRecipe,
+    run_id: str,
+    *,
+    directory: Path,
+    export: Exports,
+    keep: int,
+    stack: AsyncExitStack,
 ) -> WeightTransport:
     """The transport. It exports versions to `directory`, which the trainer's rank 0 can read; `stack` closes its connections."""
-    disk = DiskTransport(run_id, directory=directory, export=export, keep=keep)
+    if recipe.adapters == "merged":
+        disk = DiskTransport(run_id, directory=directory, export=partial(export, "export"), keep=keep)
+        return await _carried(recipe, disk, directory, stack)
+    place = directory / "base"
+    base = DiskTransport(base_run(run_id), directory=place, export=partial(export, "export_base"), keep=1)
+    disk = DiskTransport(run_id, directory=directory, export=partial(export, "export_adapters"), keep=keep)
+    return AdapterTransport(
+        await _carried(recipe, disk, directory, stack),
+        base=await _carried(recipe, base, place, stack),
+        base_version=WeightVersion(
+            run_id=base_run(run_id),
+            version=0,
+            step=0,
+            directory=str(base.directory_of(0)),
+            num_bytes=0,
+            published_at=0,
+        ),
+    )
+
+
+async def _carried(
+    recipe: WeightsRecipe, disk: DiskTransport, directory: Path, stack: AsyncExitStack
+) -> WeightTransport:
+    """The transport of the recipe for what `disk` exports to `directory`."""
     match recipe.transport:
         case "disk":
             return disk

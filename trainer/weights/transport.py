@@ -1,6 +1,6 @@
 """The interface of transports, which deliver weights from the learner to one engine, and the first transport: a directory that the trainer
 writes and every engine reads under the same path. The others send changes to a receiver on the engine's host (`delta.py`) or broadcast
-(`distributed.py`).
+(`distributed.py`). With `adapters.py` in front of one of them, a version is the run's adapters alone.
 
 A directory is complete and forced to disk before its name exists. A version that is being written has a hidden name.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.weights import WeightVersion, version_name
+from pipeline.weights import WeightVersion
 from trainer.learner import directories
 from trainer.weights.engines import Engines, PauseMode, Served
 
@@ -32,8 +32,16 @@ class WeightTransport(Protocol):
         """Whether an earlier version can still be delivered, even one that an earlier trainer made ready."""
         ...
 
+    async def served(self, engines: Engines, engine_url: str, version: WeightVersion) -> Served:
+        """The weights from which the engine samples: `version`, if it has that. Raises EngineFailure."""
+        ...
+
     def is_current(self, served: Served, version: WeightVersion) -> bool:
         """Whether this transport delivered `version` to an engine that reports its name."""
+        ...
+
+    def needs_pause(self, engine_url: str) -> bool:
+        """Whether the engine must not sample while it takes a version; as of the last call of `served`."""
         ...
 
     async def prefetch(self, engine_url: str, version: WeightVersion) -> None:
@@ -46,7 +54,11 @@ class WeightTransport(Protocol):
     async def deliver(
         self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
     ) -> None:
-        """Make a paused engine load `version`. Raises EngineFailure."""
+        """Make the engine load `version`. It is paused if `needs_pause` says so. Raises EngineFailure."""
+        ...
+
+    async def tidy(self, engines: Engines, engine_url: str, oldest_named: int) -> None:
+        """Frees the engine's memory of versions before `oldest_named`, the oldest that a request may still name."""
         ...
 
     async def discard_old(self, oldest_needed: int) -> None:
@@ -58,7 +70,20 @@ Export = Callable[[Path], object]
 """Writes the learner's weights as a Hugging Face directory at the given path. It may block; a thread calls it."""
 
 
-class DiskTransport:
+class Whole:
+    """The part that is common to transports of whole weights, of which an engine has one version at a time."""
+
+    async def served(self, engines: Engines, engine_url: str, version: WeightVersion) -> Served:
+        return await engines.served(engine_url)
+
+    def needs_pause(self, engine_url: str) -> bool:
+        return True
+
+    async def tidy(self, engines: Engines, engine_url: str, oldest_named: int) -> None:
+        """Does nothing: a version takes the place of the one before."""
+
+
+class DiskTransport(Whole):
     """A `WeightTransport`. Keeps the `keep` newest versions in `directory`."""
 
     def __init__(self, run_id: str, *, directory: Path, export: Export, keep: int = 2) -> None:
@@ -90,8 +115,7 @@ class DiskTransport:
     async def deliver(
         self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
     ) -> None:
-        name = version_name(version.run_id, version.version)
-        await engines.update(engine_url, directory=version.directory, weight_version=name, mode=mode)
+        await engines.update(engine_url, version, directory=version.directory, mode=mode)
 
     async def discard_old(self, oldest_needed: int) -> None:
         """Remove all but the newest versions and those that are needed."""

@@ -21,7 +21,7 @@ from pipeline.chat import ChatMessage
 from pipeline.errors import EngineError
 from pipeline.request import Claim
 from pipeline.trajectory import Turn
-from pipeline.weights import parse_version_name
+from pipeline.weights import run_of
 from workers.agent.loop import Policy
 from workers.claim import Obstacle
 from workers.policy.speaker import AnyVoice, Sampled, Sampler, Voice
@@ -127,7 +127,7 @@ async def served_run(router_url: str) -> str | None:
     if response.status == HTTPStatus.NOT_FOUND:
         return None
     try:
-        return parse_version_name(str(msgspec.json.decode(data, type=_ModelInfo).weight_version))[0]
+        return run_of(str(msgspec.json.decode(data, type=_ModelInfo).weight_version))
     except msgspec.DecodeError as error:
         raise EngineError(f"{url}: HTTP {response.status}: {error}") from error
     except ValueError:

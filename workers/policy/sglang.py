@@ -4,6 +4,10 @@ versions.
 Versions and ids are taken only from the response: the router may have repeated a request on another engine, new weights may have arrived in
 the middle of it, or a pause may have cut it. A cut reply is continued from the tokens already sampled, so none is lost. Requests to busy or
 absent engines are retried for a while; a request that an engine refuses is not.
+
+Where a run's versions are adapters (`RolloutRequest.names_adapter`), each request names the one that is served when it is sent. An engine
+that lacks it refuses the request, which is then repeated with the one that is served by that time. Replies report the name of the whole
+weights, which must be the base of the run's adapters; the version of their tokens is that of the adapter.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ from typing import Literal, Self
 
 import aiohttp
 import msgspec
+from msgspec import structs
 from redis.asyncio import Redis
 
 from pipeline import redis_calls
@@ -27,7 +32,7 @@ from pipeline.request import Claim, Sampling
 from pipeline.telemetry import current_traceparent
 from pipeline.tokenizer import TokenizerBundle, get_tokenizer
 from pipeline.trajectory import VersionSpan, reply_digest
-from pipeline.weights import parse_version_name
+from pipeline.weights import ServedWeights, base_name, parse_version_name, served_weights, version_name
 from workers.policy.conversation import Conversation
 from workers.policy.render import Renderer
 from workers.policy.speaker import Sampled, Speaker, Voice
@@ -38,6 +43,7 @@ FIRST_WAIT_S = 0.2
 LONGEST_WAIT_S = 2.0  # new claims are held back in the meantime, so only turns in progress ask
 # 404 is what the router says while it knows no engine: one that just started, or lost them all.
 RETRIED_STATUSES = frozenset({404, 408, 429, 500, 502, 503, 504})
+_LORA = b"LoRA"  # what SGLang's refusal of an adapter that it does not have, or has unloaded, says
 _ENGINE_HEADER = "x-smg-routed-worker-id"  # the response's header with the engine's URL
 
 
@@ -69,6 +75,26 @@ def announced_tokenizers(redis: Redis) -> TokenizerSource:
     return bundle
 
 
+ServedSource = Callable[[str], Awaitable[ServedWeights | None]]
+"""Returns the version that the engines serve of this run; None if none was recorded."""
+
+
+def recorded_served(redis: Redis) -> ServedSource:
+    """The record in Redis. It waits during outages of Redis, like `announced_tokenizers`, and raises EngineError if it cannot be read."""
+
+    async def served(run_id: str) -> ServedWeights | None:
+        try:
+            return await redis_calls.until_answered(lambda: served_weights(redis, run_id))
+        except MalformedMessage as error:
+            raise EngineError(f"the served version of run {run_id}: {error}") from error
+
+    return served
+
+
+async def none_recorded(run_id: str) -> None:
+    """The source where there is no Redis."""
+
+
 def one_tokenizer(bundle: TokenizerBundle) -> TokenizerSource:
     """Always this tokenizer, whatever its name."""
 
@@ -87,12 +113,16 @@ class SglangPolicies:
         tokenizers: TokenizerSource,
         settings: EngineSettings | None = None,
         *,
+        served: ServedSource = none_recorded,
         any_weights: bool = False,
     ) -> None:
-        """`any_weights`: the engines may serve weights that the request's run has not published, for an episode that is never trained."""
+        """`served` is asked for requests that name an adapter. `any_weights`: the engines may serve weights that the request's run has not
+        published, for an episode that is never trained.
+        """
         self._router_url = router_url.rstrip("/")
         self._tokenizers = tokenizers
         self._settings = settings or EngineSettings()
+        self._served = served
         self._any_weights = any_weights
         # Keys are the tokenizer, and whether commands are tool calls.
         self._renderers: dict[tuple[str, bool], Renderer] = {}
@@ -134,7 +164,13 @@ class SglangPolicies:
     def _speaker(self, claim: Claim, renderer: Renderer) -> Speaker:
         assert self._session is not None, "SglangPolicies is used outside its `async with`"
         sampler = _Sampler(
-            self._session, f"{self._router_url}/generate", self._settings, claim, renderer, self._any_weights
+            self._session,
+            f"{self._router_url}/generate",
+            self._settings,
+            claim,
+            renderer,
+            self._served,
+            self._any_weights,
         )
         request = claim.request
         return Speaker(
@@ -227,6 +263,7 @@ class _Sampler:
     settings: EngineSettings
     claim: Claim
     renderer: Renderer
+    served: ServedSource
     any_weights: bool
 
     async def sample(
@@ -279,22 +316,39 @@ class _Sampler:
         headers = {ROUTING_KEY: request.id, "Content-Type": "application/json"}
         if traceparent := current_traceparent() or request.traceparent:
             headers["traceparent"] = traceparent
-        body = msgspec.json.encode(self._body(question))
+        adapter = await self._adapter()
+        body = msgspec.json.encode(self._body(question) | ({"lora_path": adapter} if adapter else {}))
         try:
             async with self.session.post(self.url, data=body, headers=headers) as response:
                 data = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unavailable(f"{type(error).__name__}: {error}") from error
         if response.status != 200:
-            kind = _Unavailable if response.status in RETRIED_STATUSES else EngineRefused
+            lacks_adapter = adapter and response.status == 400 and _LORA in data
+            kind = _Unavailable if lacks_adapter or response.status in RETRIED_STATUSES else EngineRefused
             raise kind(f"HTTP {response.status}: {data[:500].decode(errors='replace')}")
         try:
             answer = _ANSWERS.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise EngineError(f"engine response: {error}") from error
-        if not self.any_weights:
+        if adapter:
+            answer = _by_adapter(answer, adapter, request.run_id)
+        elif not self.any_weights:
             _check_run(answer, request.run_id)
         return answer, response.headers.get(_ENGINE_HEADER, "")
+
+    async def _adapter(self) -> str:
+        """The name of the adapter that the engines serve now; empty if the run's versions are whole weights.
+
+        Raises _Unavailable if none is served yet.
+        """
+        request = self.claim.request
+        if not request.names_adapter:
+            return ""
+        served = await self.served(request.run_id)
+        if served is None:
+            raise _Unavailable(f"no engine serves an adapter of run {request.run_id}")
+        return version_name(request.run_id, served.version)
 
     def _body(self, question: "_Question") -> dict[str, object]:
         request = self.claim.request
@@ -382,6 +436,20 @@ def _check_run(answer: _Answer, run_id: str) -> None:
         raise _Unavailable(
             f"the engine serves weights {span.version!r}, which run {run_id} has not published"
         )
+
+
+def _by_adapter(answer: _Answer, adapter: str, run_id: str) -> _Answer:
+    """The answer with the adapter as the version of its tokens. Raises _Unavailable if an engine has sampled one with other whole weights
+    than those that the adapter belongs to.
+    """
+    base, num_tokens = base_name(run_id), len(answer.output_ids)
+    for span in _reported(answer.meta_info, num_tokens):
+        if span.end > span.start and span.version != base:
+            raise _Unavailable(
+                f"the engine has weights {span.version!r} and not {base!r}, the base of adapter {adapter!r}"
+            )
+    spans = [_Weights(adapter, 0, num_tokens)]
+    return structs.replace(answer, meta_info=structs.replace(answer.meta_info, weight_versions=spans))
 
 
 def _spans(meta: _Meta, num_tokens: int) -> list[VersionSpan]:

@@ -21,5 +21,6 @@ def always_fork(method: str | None, force: bool = False) -> None:
 if __name__ == "__main__":
     multiprocessing.set_start_method = always_fork
     importlib.import_module("batched_attention")  # it registers itself
+    importlib.import_module("unpinned_memory").install()
     sys.argv[0] = "sglang.launch_server"
     runpy.run_module("sglang.launch_server", run_name="__main__")

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from benchmarks.small_models import GLM4_MOE, write_model
+from benchmarks.small_models import DELTA_NET, GLM4_MOE, write_model
 from tests.trainer.learner.tiny import config
-from trainer.learner.architecture import layout_faults
+from trainer.learner.architecture import alone_faults, layout_faults
+from trainer.learner.config import LoraConfig
 from trainer.learner.families.registry import read_architecture
 
 
@@ -35,3 +36,16 @@ def test_the_first_dense_layers_and_the_shared_expert_must_be_divided_too(tmp_pa
         "learner.tensor_parallel = 2 does not divide the model's 129 columns of the MLP",
         "learner.tensor_parallel = 2 does not divide the model's 33 columns of the shared expert",
     ]
+
+
+def test_engines_get_no_adapters_of_experts_or_of_gated_attention(
+    qwen3: Path, qwen3_moe: Path, tmp_path: Path
+) -> None:
+    attention = LoraConfig(rank=4, targets=("q_proj", "v_proj", "o_proj"))
+    assert list(alone_faults(read_architecture(qwen3), LoraConfig(rank=4))) == []
+    assert list(alone_faults(read_architecture(qwen3_moe), attention)) == []
+    (fault,) = alone_faults(read_architecture(qwen3_moe), LoraConfig(rank=4))
+    assert "take down_proj, gate_proj, up_proj out of learner.lora.targets" in fault
+    gated = write_model(tmp_path / "gated", "qwen3_5_text", **DELTA_NET)
+    (fault,) = alone_faults(read_architecture(gated), attention)
+    assert 'set weights.adapters = "merged"' in fault

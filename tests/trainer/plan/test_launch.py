@@ -148,6 +148,18 @@ def test_a_learner_that_torchrun_starts_lets_the_allocator_grow_its_segments() -
     assert " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True torchrun " in line
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_engines_are_started_to_take_adapters_if_versions_are_adapters_alone(way: str) -> None:
+    adapted = ["learner.lora={rank=16, targets=['q_proj', 'v_proj']}"]
+    words = re.sub(r'[",\s\\]+', " ", launched(way, [*adapted, "weights.adapters=alone"]))
+    assert "--enable-lora --max-lora-rank 16 --lora-target-modules q_proj v_proj" in words
+    assert "--enable-lora" not in launched(way, adapted)
+
+
+def launched(way: str, overrides: list[str]) -> str:
+    return launch_text(make_plan(load_recipe(RECIPE, overrides)), RECIPE, way)
+
+
 def test_a_way_is_printed_by_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trainer.plan", RECIPE, "--launch", "slurm"],

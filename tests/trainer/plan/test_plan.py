@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.journal.rows import EpisodeRow
 from trainer.plan.__main__ import describe
+from trainer.plan.division import num_adapter_parameters
 from trainer.plan.planning import DELTA_SHARE, RunPlan, make_plan, misfits, needs
 from trainer.plan.remedies import remedies
 from trainer.recipe import Recipe, load_recipe
@@ -87,6 +88,20 @@ def test_the_plan_needs_neither_torch_nor_weights_nor_tasks(recipe: Path) -> Non
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("transport", ["disk", "delta"])
+def test_a_version_of_adapters_alone_is_planned_with_their_size(recipe: Path, transport: str) -> None:
+    wishes = ("learner.recompute=full", "learner.lora.rank=16", f"weights.transport={transport}")
+    merged, alone = (
+        make_plan(of(recipe, *wishes, f"weights.adapters={kind}")) for kind in ("merged", "alone")
+    )
+    num_parameters = num_adapter_parameters(alone.architecture, alone.recipe.learner.lora)
+    assert alone.publication.num_bytes == 2 * num_parameters < merged.publication.num_bytes / 50
+    assert alone.publication.load_s < merged.publication.load_s
+    assert alone.storage.base_bytes == merged.storage.weights_bytes
+    assert alone.storage.disk_bytes < merged.storage.disk_bytes
+    assert "and their base of" in describe(alone)
 
 
 def test_a_plan_without_gpus_is_refused(recipe: Path) -> None:

@@ -62,4 +62,5 @@ class Hosts:
 
 
 def content_of(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    """The files; a folder of adapters is never sent."""
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}

@@ -16,6 +16,7 @@ from tests.conftest import Serving
 from tests.tiny_llama import write_checkpoint
 from tests.trainer.weights.run_of_weights import CONTROL_S, RUN, RunOfWeights, eventually_routed
 from trainer.weights.engines import EngineFailure, Engines, PauseMode, Served
+from trainer.weights.transport import Whole
 
 LONG_TOKENS = 3000  # some seconds of sampling, of which a delivery takes a part
 
@@ -239,7 +240,7 @@ async def test_a_pinned_version_stays_until_it_is_unpinned(serving: Serving, run
     assert [one.version for one in run.reported] == [0, 2], "version 1 was overtaken"
 
 
-class SharedFile:
+class SharedFile(Whole):
     """Another transport: every engine reads one directory, which each version replaces."""
 
     def __init__(self, directory: Path) -> None:
@@ -270,8 +271,7 @@ class SharedFile:
     async def deliver(
         self, engines: Engines, engine_url: str, version: weights.WeightVersion, mode: PauseMode
     ) -> None:
-        name = weights.version_name(RUN, version.version)
-        await engines.update(engine_url, directory=str(self.directory), weight_version=name, mode=mode)
+        await engines.update(engine_url, version, directory=str(self.directory), mode=mode)
         self.delivered.append((engine_url, version.version))
 
     async def discard_old(self, oldest_needed: int) -> None:

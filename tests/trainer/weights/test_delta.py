@@ -44,6 +44,9 @@ class Model:
             (directory / f"model-{number}-of-{self.num_shards}.safetensors").write_bytes(shard.tobytes())
         (directory / "config.json").write_bytes(b'{"odd": 1}')
         (directory / "empty.txt").write_bytes(b"")
+        # As merged weights have their adapters beside them, which no engine reads.
+        (directory / "adapter").mkdir()
+        (directory / "adapter/adapter_model.safetensors").write_bytes(b"")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from pipeline.errors import EngineError, EngineRefused
@@ -11,6 +12,7 @@ from pipeline.message import pack_float32s, pack_int32s, unpack_float32s, unpack
 from pipeline.telemetry import TelemetrySettings, current_traceparent, span, start_telemetry
 from pipeline.tokenizer import put_tokenizer, read_bundle
 from pipeline.trajectory import Turn, VersionSpan, reply_digest
+from pipeline.weights import ServedWeights
 from tests.workers.agent.episode import claim, opening
 from tests.workers.policy.engines import Canned, Wire, generated, playing
 from workers.policy.sglang import (
@@ -183,6 +185,68 @@ async def test_an_engine_that_has_just_started_is_asked_again_until_it_is_up_to_
     turn, _ = await turn_from([Canned(FOREIGN[0]), Canned(generated([9, 8]))], redis, tokenizer)
     assert list(unpack_int32s(turn.sampled)) == [9, 8]
     assert turn.versions == (VersionSpan(5, 0, 2),)
+
+
+def adapted(*names: str) -> list[dict[str, Any]]:
+    """Parts of a reply, each sampled with whole weights of this name."""
+    return [{"version": name, "start": place, "end": place + 1} for place, name in enumerate(names)]
+
+
+async def turn_with_adapter(
+    answers: Sequence[Canned], redis: Redis, tokenizer: str, served: Sequence[int]
+) -> tuple[Turn, Wire]:
+    """A turn that names the adapter that is served; each request that it sends finds the next of the `served` versions."""
+    versions = iter(served)
+
+    async def next_served(run_id: str) -> ServedWeights:
+        return ServedWeights(version=next(versions), engines=("e",))
+
+    brief = EngineSettings(request_timeout_s=240.0, retry_budget_s=0.3, cut_wait_s=0.0)
+    made = claim(tokenizer=tokenizer, sampling={"max_new_tokens": 8})
+    async with (
+        playing(answers) as wire,
+        SglangPolicies(wire.url, announced_tokenizers(redis), brief, served=next_served) as policies,
+    ):
+        conversation = await policies.open(replace(made, request=replace(made.request, names_adapter=True)))
+        turn = await conversation.begin(opening("s", "u"))
+    assert turn is not None
+    return turn, wire
+
+
+LACKS = Canned({"error": {"message": "Got LoRA adapter that has never been loaded: run-1@4"}}, 400)
+
+
+async def test_an_engine_that_lacks_the_adapter_is_asked_again_for_the_one_that_is_served_then(
+    redis: Redis, tokenizer: str
+) -> None:
+    answers = [LACKS, Canned(generated([9, 8], weight_versions=adapted("run-1-base@0", "run-1-base@0")))]
+    turn, wire = await turn_with_adapter(answers, redis, tokenizer, [4, 5])
+    assert [request["lora_path"] for request in wire.requests] == ["run-1@4", "run-1@5"]
+    assert turn.versions == (VersionSpan(5, 0, 2),)
+    with pytest.raises(EngineError, match="never been loaded") as caught:
+        await turn_with_adapter([LACKS], redis, tokenizer, [4, 5, 6, 7])
+    assert caught.value.transient, "the request is at no fault"
+
+
+@pytest.mark.parametrize("name", ["0", "run-1@5", "other-base@0"])
+async def test_tokens_of_an_adapter_beside_other_weights_than_its_own_base_are_never_used(
+    redis: Redis, tokenizer: str, name: str
+) -> None:
+    body = generated([9, 8], weight_versions=adapted("run-1-base@0", name))
+    with pytest.raises(EngineError, match=f"has weights '{name}' and not 'run-1-base@0'") as caught:
+        await turn_with_adapter([Canned(body)], redis, tokenizer, [5, 5, 5, 5])
+    assert caught.value.transient
+
+
+async def test_a_reply_that_is_cut_goes_on_with_the_adapter_that_is_served_then(
+    redis: Redis, tokenizer: str
+) -> None:
+    answers = [
+        Canned(generated([10], finish="abort", weight_versions=adapted("run-1-base@0"))),
+        Canned(generated([11, END], finish="stop", weight_versions=adapted("run-1-base@0", "run-1-base@0"))),
+    ]
+    turn, _ = await turn_with_adapter(answers, redis, tokenizer, [4, 5])
+    assert turn.versions == (VersionSpan(4, 0, 1), VersionSpan(5, 1, 3))
 
 
 def spans(*edges: tuple[str, int, int]) -> list[dict[str, Any]]:
