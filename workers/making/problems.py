@@ -46,6 +46,7 @@ _LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
 _LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
 _HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
 _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?![ \t\n]|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
+_WRAPPED = re.compile(r"[^.!?:\s][ \t]*\n\Z")  # a line that ends without a mark
 _MARKS = " \t+->*$`"  # of a difference, a quotation, a list, a prompt or code at the ends of a line
 _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # which a text may ask for
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
@@ -220,8 +221,10 @@ def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
 
 
 def _squeezed(line: str) -> str:
-    """The line without blanks, which people and formatters write as they like."""
-    return "".join(line.split())
+    """The line without blanks, which people and formatters write as they like, and without what opens a block or ends a statement at its
+    end, which people leave out when they quote a line.
+    """
+    return "".join(line.split()).rstrip(":;{,")
 
 
 def _quotes_code(sentence: str, added: frozenset[str]) -> bool:
@@ -234,8 +237,7 @@ def _kept_sentences(
     text: str, added: frozenset[str], is_given_away: Callable[[str], bool], removed: list[str]
 ) -> Iterator[str]:
     """The sentences of the text without those that quote an added line, or name what only the fix brings."""
-    for found in _SENTENCE.finditer(text):
-        sentence = found[0]
+    for sentence in _sentences(text):
         if _quotes_code(sentence, added):
             removed.append(f"code: {sentence.strip()}")
             yield "\n" if sentence.endswith("\n") else ""
@@ -244,6 +246,20 @@ def _kept_sentences(
             yield "\n" if sentence.endswith("\n") else ""
         else:
             yield sentence
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences of the text, one after another. A line that begins in small letters goes on with the sentence of the line before,
+    unless a mark ended that.
+    """
+    parts: list[str] = []
+    for found in _SENTENCE.finditer(text):
+        part = found[0]
+        if parts and not (_WRAPPED.search(parts[-1]) and part[:1].islower()):
+            yield "".join(parts)
+            parts.clear()
+        parts.append(part)
+    yield "".join(parts)
 
 
 def names_in_text(text: str) -> Iterator[str]:

@@ -141,6 +141,22 @@ def test_differences_go(block: str) -> None:
     )
 
 
+def test_a_line_that_opens_a_block_is_quoted_without_its_colon_too() -> None:
+    patch = PATCH.replace("    return _carried(a) + b", "    if a is None and b:")
+    told = "Sums fail. Add an `if a is None and b` guard before the last return. They fail always."
+    text, removed = cleaned(told, patch, lambda name: False)
+    assert text == "Sums fail. They fail always."
+    assert removed == ("code: Add an `if a is None and b` guard before the last return.",)
+
+
+def test_a_sentence_that_goes_on_in_the_next_line_goes_whole() -> None:
+    found = problem(
+        "Sums are wrong.\n\nAdds _carried for the single words,\nthe plurals\nand the rest. It is slow\nBut right\n"
+    )
+    assert found.text == "Sums are wrong.\n\nIt is slow\nBut right"
+    assert found.removed == ("names what the fix brings: Adds _carried for the single words,\nthe plurals\nand the rest.",)
+
+
 def test_sentences_that_name_what_the_fix_brings_go() -> None:
     found = problem(
         "Adding subtracts. The new _carried mends it. Numbers such as 1.5 are wrong, too.\nCall `_carried`!"
