@@ -27,10 +27,11 @@ def expected(
         for sign, line in hunk.lines
         if sign == b"+"
     )
+    words = frozenset(re.findall(r"\w+", added))
     lines = (
         f"- {one.text}{f' of `{one.owner}`' if one.owner else ''} in `{path}`"
         for path, one in new
-        if one not in known and _is_used(one, added)
+        if one.name in words and one not in known and _is_used(one, added)
     )
     return tuple(dict.fromkeys(lines))
 

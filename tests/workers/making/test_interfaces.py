@@ -51,6 +51,29 @@ def test_a_field_is_used_where_it_is_a_keyword() -> None:
     assert found(new, "Price(1, net=3)") == ("- `net` of `Price` in `price.py`",)
 
 
+def test_a_property_is_no_method() -> None:
+    new = OLD.replace(
+        "    def __init__", "    @property\n    def net(self):\n        return 7\n\n    def __init__"
+    )
+    assert found(new, "Price(1).net == 7") == ("- property `net` of `Price` in `price.py`",)
+
+
+@pytest.mark.parametrize(
+    "head", ["@dataclass\nclass Sum:", "@attrs.define(frozen=True)\nclass Sum:", "class Sum(NamedTuple):"]
+)
+def test_a_data_class_is_made_of_its_fields(head: str) -> None:
+    new = f"{OLD}\n{head}\n    cents: int\n    currency: str = 'EUR'\n"
+    assert found(new, "Sum(7, 'USD')") == ("- `class Sum(cents, currency=...)` in `price.py`",)
+
+
+def test_a_name_that_a_package_hands_on_is_shown_with_where_it_is_from() -> None:
+    new = f"from ._rounding import nearest as rounded\n{OLD}"
+    assert found(new, "from price import rounded") == (
+        "- `rounded`, imported from `._rounding` in `price.py`",
+    )
+    assert found(f"import json\nfrom os import path\n{OLD}", "json.dumps(path)") == ()
+
+
 def test_what_moved_is_not_new() -> None:
     moved = "\n".join(reversed(OLD.split("\n\n")))
     assert found(moved, "discounted(1)", "Price(2).cents") == ()

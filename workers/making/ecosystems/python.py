@@ -147,13 +147,17 @@ def _declarations(parent: ast.AST, owner: str = "") -> Iterator[Declaration]:
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             word = "def" if isinstance(node, ast.FunctionDef) else "async def"
-            yield Declaration(node.name, f"`{word} {node.name}({_parameters(node.args)})`", owner)
+            called = f"`{word} {node.name}({_parameters(node.args)})`"
+            is_property = not _PROPERTIES.isdisjoint(_decorators(node))
+            yield Declaration(node.name, f"property `{node.name}`" if is_property else called, owner)
             yield from _attributes(node, owner)
         elif isinstance(node, ast.ClassDef):
             made = next((one for one in node.body if getattr(one, "name", "") == "__init__"), None)
             called = ""
             if isinstance(made, ast.FunctionDef):
                 called = f"({_parameters(made.args, is_bound=True)})"
+            elif not _DATA_CLASSES.isdisjoint((*_decorators(node), *map(_last_name, node.bases))):
+                called = f"({', '.join(_fields(node))})"
             yield Declaration(node.name, f"`class {node.name}{called}`", owner)
             yield from _declarations(node, node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -161,8 +165,37 @@ def _declarations(parent: ast.AST, owner: str = "") -> Iterator[Declaration]:
             for target in targets:
                 if isinstance(target, ast.Name):
                     yield Declaration(target.id, f"`{target.id}`", owner, is_keyword=bool(owner))
+        elif isinstance(node, ast.ImportFrom) and node.level and not owner:
+            for alias in node.names:
+                name = alias.asname or alias.name
+                yield Declaration(
+                    name, f"`{name}`, imported from `{'.' * node.level}{node.module or ''}`", owner
+                )
         elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
             yield from _declarations(node, owner)
+
+
+_PROPERTIES = frozenset(("property", "cached_property"))
+_DATA_CLASSES = frozenset(("dataclass", "define", "frozen", "mutable", "attrs", "s", "NamedTuple"))
+"""The last names of decorators and bases that make a constructor of a class's fields."""
+
+
+def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[str]:
+    """The last name of each decorator."""
+    for one in node.decorator_list:
+        yield _last_name(one.func if isinstance(one, ast.Call) else one)
+
+
+def _last_name(node: ast.expr) -> str:
+    """`c` of `a.b.c`; empty for another expression."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    """The fields of a data class, as parameters of its constructor."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            yield f"{one.target.id}=..." if one.value else one.target.id
 
 
 def _attributes(function: ast.AST, owner: str) -> Iterator[Declaration]:
