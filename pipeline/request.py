@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -23,9 +23,6 @@ from pipeline.message import (
     UnixSeconds,
 )
 from pipeline.task import Task
-
-if TYPE_CHECKING:
-    from pipeline.trajectory import Turn
 
 Purpose = Literal["train", "eval"]
 
@@ -241,8 +238,8 @@ PHASES = ("opening", "pulling", "agent", "grading", "judging", "publishing")
 
 @dataclass(slots=True)
 class EpisodeStatus:
-    """`phase` is one of PHASES; `turn` counts finished turns: played, or judged. `turns` are the played ones."""
+    """`phase` is one of PHASES; `turn` counts finished turns: played, or judged."""
 
     phase: str = "opening"
     turn: int = 0
-    turns: "list[Turn]" = field(default_factory=list["Turn"])
+    turns: list[Any] = field(default_factory=list[Any])  # the played ones, of `pipeline.trajectory.Turn`

@@ -81,11 +81,6 @@ def conversation(
     do with tokens. `watched` are the newest turns of an episode that is played.
     """
     trajectory, request = found.result, found.request
-    steps = {step.turn: step for step in judgement.steps} if judgement else {}
-    is_trained = row is not None and row.fate == "trained"
-    by_turn = {one.turn: one for one in trained.turns} if trained else {}
-    turns = trajectory.turns if trajectory else watched.turns if watched else ()
-    first = 0 if trajectory or not watched else watched.first
     shown = {
         "request_id": found.request_id,
         "task_id": request.task.id if request else (row.task_id if row else ""),
@@ -103,6 +98,35 @@ def conversation(
         "outcome": _outcome(found),
         "patch": _patch(found),
         "reward": _complete(trajectory.reward) if trajectory else None,
+        **_turns(found, row, judgement, token_texts, trained, part, watched),
+        "trained": {"step": trained.step, "version": trained.version} if trained else None,
+        "judge": judgement.judge if judgement else "",
+        "failures": [_complete(failure) for failure in found.failures],
+        "life": life.moments if life else (),
+        "verdict": life.verdict if life else "",
+        "judging": life.judging if life else "",
+        "group": [_member(one) for one in group],
+    }
+    return show.plain(shown)
+
+
+def _turns(
+    found: FoundRollout,
+    row: RolloutRow | None,
+    judgement: Judgement | None,
+    token_texts: Mapping[int, str] | None,
+    trained: TrainedTokens | None,
+    part: TurnQuery,
+    watched: WatchedTurns | None,
+) -> JsonRow:
+    """The wanted part of the turns, an outline of all of them, and the turns in which the wanted text occurs."""
+    trajectory = found.result
+    steps = {step.turn: step for step in judgement.steps} if judgement else {}
+    by_turn = {one.turn: one for one in trained.turns} if trained else {}
+    is_trained = row is not None and row.fate == "trained"
+    turns = trajectory.turns if trajectory else watched.turns if watched else ()
+    first = watched.first if watched and not trajectory else 0
+    return {
         "turns": [
             {
                 **_turn(first + index, turns[index], steps.get(index), token_texts, is_trained=is_trained),
@@ -113,15 +137,7 @@ def conversation(
         "outline": [_NOT_SHOWN] * first
         + [_outline(turn, steps.get(index)) for index, turn in enumerate(turns)],
         "found": _found(turns, part.find),
-        "trained": {"step": trained.step, "version": trained.version} if trained else None,
-        "judge": judgement.judge if judgement else "",
-        "failures": [_complete(failure) for failure in found.failures],
-        "life": life.moments if life else (),
-        "verdict": life.verdict if life else "",
-        "judging": life.judging if life else "",
-        "group": [_member(one) for one in group],
     }
-    return show.plain(shown)
 
 
 _NOT_SHOWN: JsonRow = {

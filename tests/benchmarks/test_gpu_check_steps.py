@@ -46,13 +46,13 @@ def test_attention_and_products_are_those_of_plain_arithmetic() -> None:
 
 
 def test_attention_with_another_window_or_scale_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    mask = PackedAttention._mask
+    attend = PackedAttention._attend_sample
 
-    def wider(self: PackedAttention, num_positions: int, device: torch.device) -> torch.Tensor:
+    def wider(self: PackedAttention, *vectors: torch.Tensor) -> torch.Tensor:
         self.window = 129
-        return mask(self, num_positions, device)
+        return attend(self, *vectors)
 
-    monkeypatch.setattr(PackedAttention, "_mask", wider)
+    monkeypatch.setattr(PackedAttention, "_attend_sample", wider)
     backend.lay_out(tensor_parallel=1, pipeline_parallel=1)
     off_by_one = kernels.attention_deviations(kernels.CASES[1], (300, 70))
     assert off_by_one["output"] > kernels.OUTPUT_BOUND

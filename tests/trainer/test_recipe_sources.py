@@ -150,7 +150,8 @@ def test_a_resumed_run_cannot_publish_adapters_for_requests_that_expect_whole_we
 def test_a_resumed_run_has_the_tasks_with_which_it_began(path: Path) -> None:
     recipe, digests = load_recipe(path), {"sources.lang.tasks": "a", "sources.tools.tasks": "b"}
     run = run_directory.create(path.with_name("run"), "run", to_toml(recipe), tasks=digests).root
-    assert _resumed(recipe, run, None, digests).run_id == "run"
+    found, changes = _resumed(recipe, run, None, digests)
+    assert (found.run_id, changes) == ("run", [])
     with pytest.raises(ValueError, match=r"^sources\.tools\.tasks: these are not the tasks with which"):
         _resumed(recipe, run, None, {**digests, "sources.tools.tasks": "c"})
 
