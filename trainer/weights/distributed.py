@@ -100,6 +100,10 @@ class Sender:
     async def end(self) -> None:
         await _end(self._process)
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def _call(self, command: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         try:
@@ -200,7 +204,9 @@ async def _join(engines: Engines, engine_url: str, sender: Sender) -> None:
         "backend": backend,
     }
     await _both(
-        sender.join(world_size, backend), engines.command(engine_url, "init_weights_update_group", group)
+        sender,
+        sender.join(world_size, backend),
+        engines.command(engine_url, "init_weights_update_group", group),
     )
     log.info("weights to %s go by %s, to %d of its processes", engine_url, backend, layout.tp_size)
 
@@ -221,16 +227,24 @@ async def _broadcast(
             "flush_cache": is_last and mode != "in_place",
         }
         await _both(
-            sender.send(bucket), engines.command(engine_url, "update_weights_from_distributed", update)
+            sender,
+            sender.send(bucket),
+            engines.command(engine_url, "update_weights_from_distributed", update),
         )
     await engines.command(engine_url, "end_weight_update", {})
 
 
-async def _both(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None]) -> None:
+async def _both(
+    sender: Sender, sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None]
+) -> None:
     """Waits for both ends of a collective. If one fails, stops waiting for the other."""
     ends = [asyncio.ensure_future(sending), asyncio.ensure_future(receiving)]
     try:
         await asyncio.gather(*ends)
+    except EngineFailure as error:
+        if sender.has_ended:  # the engine may have noticed it first
+            raise EngineFailure(f"the process that broadcasts weights has ended: {error}") from error
+        raise
     finally:
         for end in ends:
             end.cancel()

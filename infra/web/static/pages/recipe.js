@@ -3,7 +3,7 @@
 
 import { remember } from "../address.js";
 import { get, ofRun } from "../api.js";
-import { block, element, redraw, section, table } from "../dom.js";
+import { block, element, redraw, say, section, table } from "../dom.js";
 import { bytes, clock, moment, number } from "../format.js";
 
 export async function show(here) {
@@ -61,7 +61,7 @@ function copier(text) {
   const said = element("span", { role: "status" });
   return [element("button", { type: "button", click: () => {
     const done = navigator.clipboard?.writeText(text) ?? Promise.reject(new Error("no clipboard"));
-    done.then(() => said.replaceChildren(" copied"), () => said.replaceChildren(" select it and copy it: the browser gives no access to the clipboard"));
+    done.then(() => say(said, " copied"), () => say(said, " select it and copy it: the browser gives no access to the clipboard"));
   } }, "Copy"), said];
 }
 

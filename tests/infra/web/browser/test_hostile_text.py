@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
+import msgspec
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
 from pipeline import census
+from pipeline.journal.reading import LAUNCHES, RECIPE, Launch
 from pipeline.journal.rows import FILES, EpisodeRow, StepRow
 from pipeline.request import Claim, RolloutRequest
 from pipeline.screen import visible
@@ -61,6 +63,8 @@ async def hostile_url(redis_url: str, tmp_path_factory: pytest.TempPathFactory) 
 def write_run(directory: Path) -> None:
     """Rows of every kind, of which every text is hostile, and a rollout with such names."""
     begin_run(directory, RUN)
+    (directory / LAUNCHES).write_bytes(msgspec.json.encode(filled(Launch)))
+    (directory / RECIPE).write_text(HOSTILE)
     with Journal(directory / "journal") as journal:
         for row in FILES:
             given = {
@@ -77,11 +81,13 @@ def write_run(directory: Path) -> None:
 
 @pytest.mark.slow_but_for("runs", "run")
 @IN_BROWSER
-@pytest.mark.parametrize("page", ["runs", "run", "fleet", "rollouts", "rollout", "tasks", "trained"])
+@pytest.mark.parametrize(
+    "page", ["runs", "run", "step", "fleet", "rollouts", "rollout", "tasks", "trained", "recipe"]
+)
 async def test_no_name_on_a_page_hides_or_reorders_anything(
     reader: Reader, hostile_url: str, page: str
 ) -> None:
-    rest = f"/{quote(ROLLOUT, safe='')}" if page == "rollout" else ""
+    rest = {"rollout": f"/{quote(ROLLOUT, safe='')}", "step": "/1"}.get(page, "")
     await reader.open(hostile_url + ("#/" if page == "runs" else f"#/{page}/{quote(RUN, safe='')}{rest}"))
     said = await reader.page.evaluate(
         "[document.title, document.body.innerText, ...[...document.querySelectorAll('[title], [aria-label]')].flatMap("
