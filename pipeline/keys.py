@@ -61,7 +61,7 @@ def lease(request_id: str, kind: AnyKind = ROLLOUT) -> str:
 
 
 def watched(request_id: str) -> str:
-    """String, empty but for its being there: somebody watches the episode. Owner the pages; expires after `watching.WATCHED_S`."""
+    """Empty string, which exists while somebody watches the episode. Owner the pages; expires after `watching.WATCHED_S`."""
     return f"swerve:watched:{request_id}"
 
 

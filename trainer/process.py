@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from pipeline.commandline import FAILED, program, status_of
 from pipeline.screen import outlive_readers
@@ -23,7 +23,7 @@ from trainer.recipe import AnyRecipe, Recipe
 
 if TYPE_CHECKING:
     from trainer.feed import Feed
-    from trainer.records.console import Console
+    from trainer.records.console import Console, LogFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def follow(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int = 0
 
 
 @contextlib.contextmanager
-def console_on(screen: TextIO, log: TextIO | None = None) -> "Iterator[Console]":
+def console_on(screen: TextIO, log: "LogFile | None" = None) -> "Iterator[Console]":
     """A console on `screen`, with log records among its lines; `log` gets the same as lines. A run continues when nobody reads its output
     any more.
     """
@@ -132,7 +132,7 @@ def console_on(screen: TextIO, log: TextIO | None = None) -> "Iterator[Console]"
     outlive_readers()
 
     with open_console(screen) as console:
-        logged = None if log is None else LineConsole(log)
+        logged = None if log is None else LineConsole(cast("TextIO", log))
         handlers = [one.log_handler() for one in (console, logged) if one is not None]
         logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
         yield console if logged is None else LoggedConsole(console, logged)

@@ -260,12 +260,13 @@ def _lead(
     """Runs the whole run, on rank 0."""
     from pipeline.settings import metrics_settings, telemetry_settings
     from pipeline.telemetry import exported_metrics, start_telemetry
+    from trainer.records.console import LogFile
 
     with contextlib.ExitStack() as stack:
         stack.callback(start_telemetry("trainer", telemetry_settings()).shutdown)
         with run_directory.writable(directory.root):
             (directory.root / LOGS).mkdir(exist_ok=True)
-            log = stack.enter_context((directory.root / LOGS / "trainer.log").open("a"))
+            log = stack.enter_context(LogFile(directory.root / LOGS / "trainer.log"))
         console = stack.enter_context(process.console_on(sys.stdout, log))
         logging.getLogger("swerve").setLevel(logging.INFO)
         stack.enter_context(exported_metrics("trainer", metrics_settings(), run=directory.run_id))

@@ -62,7 +62,7 @@ async def export(session: aiohttp.ClientSession, choice: ExportChoice, static: P
                 break
             replies[path] = await response.json()
         shown.append(row)
-    # Names of machines and directories are nobody's business where the file is read.
+    # Whoever gets the file does not need the names of machines and directories.
     replies[f"{place}/recipe"] = (await _get(session, f"{place}/recipe")) | {"launches": [], "logs": []}
     gone = {"gone": "an exported file holds nothing of it"}
     replies |= {

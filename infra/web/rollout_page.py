@@ -433,7 +433,7 @@ def _exported_tokenizer(run: OpenRun) -> bytes | None:
 
 async def _watched(redis: Redis, request_id: str) -> WatchedTurns | None:
     """The newest turns of an episode that is played; the worker writes more of them for as long as somebody asks."""
-    with contextlib.suppress(RedisError):  # a full Redis takes no word of it
+    with contextlib.suppress(RedisError):  # a full Redis accepts no write
         await watching.watch(redis, request_id)
     return await watching.shown(redis, request_id)
 

@@ -36,7 +36,6 @@ def step_page(run: OpenRun, number: int) -> JsonRow:
         "next": steps[place + 1].step if place + 1 < len(steps) else None,
         "begins_at": begins_at,
         "ends_at": max([step.at, *(row.finished_at for row in rows)]),
-        "before": None if not place else steps[place - 1].at,
         "reward": mean_reward(rows),
         "waits": _waits(step, rows),
         "rollouts": [structs.asdict(row) | {"role": _role(step, row)} for row in rows],

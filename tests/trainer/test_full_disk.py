@@ -21,7 +21,12 @@ async def test_a_run_that_fills_its_disk_says_which_and_what_was_kept_and_goes_o
 ) -> None:
     run, wishes = recipe.parent / "run", sets("num_steps=8", "evaluation.after=false")
     # The journal's disk, for that is where the end has to be written down, too.
-    with small_disk(run / "journal", 2 * 1024**2) as disk:
+    # The trainer's log is on a full disk from the beginning.
+    with (
+        small_disk(run / "logs", 64 * 1024) as disk_of_logs,
+        small_disk(run / "journal", 2 * 1024**2) as disk,
+    ):
+        fill(disk_of_logs)
         async with fleet(redis_url):
             trainer = await start(redis_url, recipe, "--run-dir", run, "--run-id", "full", *wishes)
             await trainer.reaches(lambda: (run / "checkpoints/latest").is_file())

@@ -4,11 +4,14 @@ On a terminal the rows are a table that stays in place. Elsewhere there is one l
 with the current sentence.
 """
 
+import contextlib
+import io
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -206,6 +209,25 @@ class TableConsole(AbstractContextManager["TableConsole", None]):
         notes = map(Text, self._notes)
         legend = [Text(LEGEND, style="dim")] if self._columns == COLUMNS else []
         return Group(table, *notes, *legend, self._spinner)
+
+
+class LogFile(io.TextIOBase):
+    """A log, to which lines are appended. A line that cannot be written, because the disk is full, is dropped: a run does not depend on
+    its log.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if the file cannot be opened."""
+        self._file = path.open("ab", buffering=0)  # so that no line is left to be written at the end
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text.encode(errors="replace"))
+        return len(text)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class LoggedConsole(AbstractContextManager["LoggedConsole", None]):

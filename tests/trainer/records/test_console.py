@@ -3,6 +3,8 @@
 import io
 import os
 import pty
+from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from msgspec.structs import replace
@@ -12,6 +14,8 @@ from trainer.records.console import (
     COLUMNS,
     HEARTBEAT_S,
     LineConsole,
+    LogFile,
+    LoggedConsole,
     TableConsole,
     evaluation_sentence,
     open_console,
@@ -154,3 +158,12 @@ def test_an_evaluation_reads_as_a_sentence_with_its_error_and_its_losses() -> No
     assert evaluation_sentence(made) == (
         "heldout_after (greedy): weights v4 solve 50.0 % (31.4 to 68.6, 95 %) of 25 episodes, 2 without a verdict left out"
     )
+
+
+def test_a_log_on_a_full_disk_loses_its_lines_and_nothing_else() -> None:
+    screen = io.StringIO()
+    with LogFile(Path("/dev/full")) as log:
+        console = LoggedConsole(LineConsole(screen), LineConsole(cast("TextIO", log)))
+        console.say("step 1 was taken")
+        console.beat("waiting")
+    assert "step 1 was taken" in screen.getvalue()
