@@ -313,6 +313,7 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     aside_tokens: Count = 0  # number of `sampled_tokens` that belong to asides, which are never trained
     num_not_taken: Count = 0  # replies that an agent program never took
     seconds: EpisodeSeconds | None = None  # `seconds` of its trajectory
+    engines: tuple[str, ...] = ()  # URLs of the engines that sampled it, in the order of its turns, each once
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -352,6 +353,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         aside_tokens=sum(len(turn.sampled) // 4 for turn in turns if turn.aside),
         num_not_taken=trajectory.program.not_taken if trajectory.program else 0,
         seconds=trajectory.seconds,
+        engines=tuple(dict.fromkeys(turn.engine for turn in turns if turn.engine)),
     )
 
 

@@ -62,6 +62,8 @@ async def export(session: aiohttp.ClientSession, choice: ExportChoice, static: P
                 break
             replies[path] = await response.json()
         shown.append(row)
+    for step in {row["step"] for row in shown} - {None}:
+        replies[f"{place}/steps/{step}"] = await _get(session, f"{place}/steps/{step}")
     # Whoever gets the file does not need the names of machines and directories.
     replies[f"{place}/recipe"] = (await _get(session, f"{place}/recipe")) | {"launches": [], "logs": []}
     gone = {"gone": "an exported file holds nothing of it"}

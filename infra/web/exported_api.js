@@ -43,10 +43,13 @@ function table(query) {
 const TESTS = {
   task: (text) => like(text, "task_id"),
   outcome: (text) => like(text, "outcome"),
+  worker: (text) => like(text, "worker"),
+  engine: (text) => like(text, "engines"),
   purpose: (text) => (row) => row.purpose === text,
   fate: (text) => (row) => row.fate === text,
   group: (text) => (row) => row.group_id === text,
   reward: (text) => (row) => row.reward === (text === "none" ? null : Number(text)),
+  step: (text) => within(text, "step"),
   version: (text) => within(text, "version_first"),
   turns: (text) => within(text, "num_turns"),
   tokens: (text) => within(text, "sampled_tokens"),
@@ -71,5 +74,5 @@ function within(text, column) {
 function like(pattern, column) {
   const parts = pattern.split("*").map((part) => part.replaceAll(/[.+?^${}()|[\]\\]/g, "\\$&"));
   const wanted = new RegExp(parts.length > 1 ? `^${parts.join(".*")}$` : parts[0], "is");
-  return (row) => wanted.test(row[column]);
+  return (row) => [row[column]].flat().some((value) => wanted.test(value));
 }

@@ -7,6 +7,7 @@ its budget.
 
 import contextlib
 import fnmatch
+import functools
 import operator
 import re
 import time
@@ -179,6 +180,7 @@ _PARAMETERS = frozenset(
         "reward",
         "outcome",
         "worker",
+        "engine",
         *_RANGES,
         "purpose",
         "fate",
@@ -276,6 +278,8 @@ def _tests(given: Mapping[str, str]) -> Iterator[Test]:
     for parameter, column in (("task", "task_id"), ("outcome", "outcome"), ("worker", "worker")):
         if given.get(parameter):
             yield _like(given[parameter], operator.attrgetter(column))
+    if given.get("engine"):
+        yield _any_like(given["engine"])
     for parameter, column in (("purpose", "purpose"), ("fate", "fate"), ("group", "group_id")):
         if given.get(parameter):
             yield _equal(given[parameter], operator.attrgetter(column))
@@ -288,19 +292,22 @@ def _tests(given: Mapping[str, str]) -> Iterator[Test]:
 
 def _like(pattern: str, value: Callable[[RolloutRow], str]) -> Test:
     """A test in which `*` matches any text; a pattern without one must occur in the value."""
+    matches = _matcher(pattern)
+    return lambda row: matches(value(row))
+
+
+def _any_like(pattern: str) -> Test:
+    """The same test for the engines of a rollout, of which one must match."""
+    matches = _matcher(pattern)
+    return lambda row: any(map(matches, row.engines))
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
     is_whole = "*" in pattern
     wanted = fnmatch.translate(_only_stars(pattern)) if is_whole else re.escape(pattern)
     expression = re.compile(wanted, re.IGNORECASE | re.DOTALL)
-    matches = expression.match if is_whole else expression.search
-    verdicts: dict[str, bool] = {}  # few values, many rows
-
-    def test(row: RolloutRow) -> bool:
-        text = value(row)
-        if text not in verdicts:
-            verdicts[text] = matches(text) is not None
-        return verdicts[text]
-
-    return test
+    found = expression.match if is_whole else expression.search
+    return functools.cache(lambda text: found(text) is not None)  # few values, many rows
 
 
 def _only_stars(pattern: str) -> str:

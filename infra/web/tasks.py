@@ -35,12 +35,6 @@ def version_buckets(versions: Sequence[int]) -> list[Bucket]:
     return [(start, min(start + width - 1, last)) for start in range(first, last + 1, width)]
 
 
-def repository_of(task_id: str) -> str:
-    """The part of a task's id that names its repository: django__django in "swe-gym:django__django-123"."""
-    instance = task_id.partition(":")[2] or task_id
-    return instance.rpartition("-")[0] or instance
-
-
 def _variance(rewards: Sequence[float]) -> float | None:
     """The variance of all rewards of a task. It is not finite if the rewards are too large; `statistics` would then raise an error."""
     if not rewards:
@@ -61,7 +55,6 @@ def _by_task(
     return [
         {
             "task_id": task_id,
-            "repository": repository_of(task_id),
             **_played(of_task[task_id]),
             **_lesson(of_task[task_id]),
             **_trust(of_task[task_id]),

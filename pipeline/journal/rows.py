@@ -125,6 +125,7 @@ class EpisodeFacts(Row, frozen=True, kw_only=True):
     control: str = ""  # what the control run said of a pass, as in the head
     num_cuts: int = 0  # turns before which something was taken out of the context
     num_tokens: int = 0  # tokens given and sampled, each counted once; 0 in journals older than this field
+    engines: tuple[str, ...] = ()  # URLs of the engines that sampled it; empty in journals older than this field
 
 
 class EpisodeRow(EpisodeFacts, frozen=True, kw_only=True):

@@ -84,6 +84,17 @@ async def test_tokens_that_are_not_those_of_the_rollout_are_left_out(serve: Serv
     assert (await read(await serve(run_dir), f"{RUN}/steps/1/effects"))["effects"] == {}
 
 
+async def test_the_table_narrows_by_an_engine_that_sampled_some_turn(serve: Serve, run_dir: Path) -> None:
+    claim = finished("moved", reward=1.0).claim
+    turns = [samples.turn(engine=url) for url in ("http://one:3", "http://two:3", "http://one:3")]
+    store(run_dir, samples.trajectory(claim, turns=tuple(turns)))
+    client = await serve(run_dir)
+    for engine in ("two", "http://one:*"):
+        [row] = (await read(client, f"{RUN}/rollouts", engine=engine))["rows"]
+        assert (row["request_id"], row["engines"]) == ("moved", ["http://one:3", "http://two:3"])
+    assert (await read(client, f"{RUN}/rollouts", engine="one:3*"))["total"] == 0
+
+
 async def test_the_table_narrows_by_step_and_worker_and_says_the_mean_of_what_matches(
     serve: Serve, second_step: Path
 ) -> None:

@@ -17,6 +17,7 @@ const FILTERS = [
   { name: "purpose", label: "Purpose", choices: ["", "train", "eval"] },
   { name: "fate", label: "Fate", hint: "trained" },
   { name: "worker", label: "Worker", hint: "host*", size: 10 },
+  { name: "engine", label: "Engine", hint: "host*", size: 10 },
   { name: "group", label: "Group", hint: "id", size: 10 },
   { name: "text", label: "Text in it", hint: "searches bodies" },
 ];

@@ -88,7 +88,7 @@ def _long(run_id: str) -> Trajectory:
     assert failing.observation is not None
     failing = replace(failing, observation=replace(failing.observation, exit_code=1))
     turns = [
-        samples.turn(text=f"step {number}", actions=(failing,) if number == 71 else (), asked_at=1500.0 + number)
+        samples.turn(engine="http://one:30001", text=f"step {number}", actions=(failing,) if number == 71 else (), asked_at=1500.0 + number)
         for number in range(1, 121)
     ]
     return replace(_trajectory(run_id, "long", NUM_STEPS + 2, 0), turns=tuple(turns))
