@@ -4,8 +4,12 @@ A store may be read while it is written, and on a machine without Redis. A reque
 records, of which only the newer one counts. The judgement of a rollout is a separate record, which readers add to its rollout.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+import contextlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,9 +19,11 @@ from pipeline.judge import Judgement
 from pipeline.message import MalformedMessage
 from pipeline.rollout_store import record, segment
 from pipeline.rollout_store.record import StoredHead, StoredRollout, TrainedTokens
-from pipeline.rollout_store.segment import RecordPlace, SegmentIndex
+from pipeline.rollout_store.segment import JudgementPlace, Place, RecordPlace, SegmentIndex, TrainedPlace
+from pipeline.trajectory import TrajectoryHead
 
 DIRECTORY = "rollouts"  # name of a run's store, within the run's directory
+MAX_GROWING = 32  # segments that are being written of which the offsets stay in memory
 EVALUATIONS = "evaluations"  # directory of evaluations, each with a store of its own, beside the run's store
 
 
@@ -57,11 +63,9 @@ class RolloutStore:
             if not wanted:
                 break
             index = segment.read_index(path)
-            offsets = (
-                _scanned_trained(path, wanted.keys()) if index is None else _indexed_trained(index, wanted)
-            )
-            for digest, offset in offsets.items():
-                if (tokens := _trained_at(path, offset)) is not None:
+            for digest in list(wanted):
+                tokens = next(_trained_in(path, _trained_offsets(path, index, digest)), None)
+                if tokens is not None:
                     found[wanted.pop(digest)] = tokens
         return found
 
@@ -82,8 +86,7 @@ class RolloutStore:
         """The newest judgement of the rollout with this digest."""
         for path in reversed(segment.segments_in(self._directory)):
             index = segment.read_index(path)
-            scanned = dict(_judgement_offsets(path)) if index is None else {}
-            offset = scanned.get(digest) if index is None else index.find_judgement(digest)
+            offset = _newest_judgement(path, digest) if index is None else index.find_judgement(digest)
             if offset is not None:
                 return _judgement_at(path, offset)
         return None
@@ -131,18 +134,12 @@ def _judgements(paths: list[Path]) -> Iterator[tuple[bytes, tuple[Path, int]]]:
     """The segment and offset of each judgement, by the digest of its rollout. If one occurs twice, the later occurrence counts."""
     for path in paths:
         index = segment.read_index(path)
-        pairs = _judgement_offsets(path) if index is None else index.all_judgements()
+        pairs = _GROWING.newest(path, JudgementPlace) if index is None else index.all_judgements()
         yield from ((digest, (path, offset)) for digest, offset in pairs)
 
 
-def _judgement_offsets(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The offsets of judgements in a segment without an index."""
-    try:
-        with path.open("rb") as file:
-            for place in segment.judgements(file):
-                yield segment.digest_of(place.head.rollout_id), place.offset
-    except FileNotFoundError:
-        return
+def _newest_judgement(path: Path, digest: bytes) -> int | None:
+    return next(_GROWING.offsets(path, JudgementPlace, digest), None)
 
 
 def _judgement_at(path: Path, offset: int) -> Judgement | None:
@@ -156,34 +153,21 @@ def _judgement_at(path: Path, offset: int) -> Judgement | None:
         return None
 
 
-def _indexed_trained(index: SegmentIndex, digests: Iterable[bytes]) -> dict[bytes, int]:
-    found = ((digest, index.find_trained(digest)) for digest in digests)
-    return {digest: offset for digest, offset in found if offset is not None}
+def _trained_offsets(path: Path, index: SegmentIndex | None, digest: bytes) -> Iterable[int]:
+    if index is None:
+        return _GROWING.offsets(path, TrainedPlace, digest)
+    offset = index.find_trained(digest)
+    return () if offset is None else (offset,)
 
 
-def _scanned_trained(path: Path, digests: Container[bytes]) -> dict[bytes, int]:
-    """The offset of the newest complete record of trained tokens of each rollout, in a segment without an index."""
-    found: dict[bytes, int] = {}
-    try:
-        with path.open("rb") as file:
-            for place in segment.trained(file):
-                digest = segment.digest_of(place.head.rollout_id)
-                if digest in digests and segment.read_body(file, place) is not None:
-                    found[digest] = place.offset
-    except FileNotFoundError:
-        return {}
-    return found
-
-
-def _trained_at(path: Path, offset: int) -> TrainedTokens | None:
-    """The trained tokens; None if their record is damaged, or was removed in the meantime."""
-    try:
-        with path.open("rb") as file:
+def _trained_in(path: Path, offsets: Iterable[int]) -> Iterator[TrainedTokens]:
+    """The trained tokens at the offsets, without damaged records and those that were removed in the meantime."""
+    for offset in offsets:
+        with contextlib.suppress(FileNotFoundError, MalformedMessage), path.open("rb") as file:
             place = segment.trained_at(file, offset)
             body = None if place is None else segment.read_body(file, place)
-        return None if body is None else record.unpack_trained(body)
-    except (FileNotFoundError, MalformedMessage):
-        return None
+            if body is not None:
+                yield record.unpack_trained(body)
 
 
 def _judged(stored: Stored, judgement: Judgement | None) -> Stored:
@@ -204,14 +188,13 @@ def _whole(file: BinaryIO, index: SegmentIndex | None) -> Iterator[RecordPlace]:
 def _find_in(path: Path, digest: bytes) -> Stored | None:
     index = segment.read_index(path)
     with path.open("rb") as file:
-        if index is not None:
+        if index is None:
+            offsets = _GROWING.offsets(path, RecordPlace, digest)
+        else:
             offset = index.find(digest)
-            entry = None if offset is None else segment.entry_at(file, offset)
-            return None if entry is None else _stored(file, entry)
-        same = [
-            one for one in segment.entries(file) if segment.digest_of(one.stored.head.request_id) == digest
-        ]
-        copies = [_stored(file, entry) for entry in reversed(same)]
+            offsets = iter(() if offset is None else (offset,))
+        entries = (segment.entry_at(file, offset) for offset in offsets)
+        copies = [_stored(file, entry) for entry in entries if entry is not None]
         return next((copy for copy in copies if not copy.fault), copies[0] if copies else None)
 
 
@@ -223,3 +206,59 @@ def _stored(file: BinaryIO, entry: RecordPlace) -> Stored:
         return Stored(entry.stored, record.unpack_body(body))
     except MalformedMessage as error:
         return Stored(entry.stored, StoredRollout(), fault=str(error))
+
+
+class _GrowingSegments:
+    """The offsets of the records of segments without an index, which are those that are being written. Of a segment that was read before
+    only what is new is read, so a page of a rollout does not read the whole segment again. Threads may call it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._segments: OrderedDict[Path, _Growing] = OrderedDict()
+
+    def offsets(self, path: Path, kind: type[Place], digest: bytes) -> Iterator[int]:
+        """The offsets of the records of one kind about a rollout, the newest first."""
+        with self._lock:
+            return reversed(list(self._read(path).offsets[kind].get(digest, ())))
+
+    def newest(self, path: Path, kind: type[Place]) -> list[tuple[bytes, int]]:
+        """The digest and the offset of the newest record about each rollout."""
+        with self._lock:
+            return [(digest, offsets[-1]) for digest, offsets in self._read(path).offsets[kind].items()]
+
+    def _read(self, path: Path) -> "_Growing":
+        try:
+            with path.open("rb") as file:
+                return self._read_on(path, file)
+        except FileNotFoundError:  # it was the oldest, and was removed in the meantime
+            self._segments.pop(path, None)
+            return _Growing(b"")
+
+    def _read_on(self, path: Path, file: BinaryIO) -> "_Growing":
+        # A run that begins anew in the same directory has another first record.
+        first, size = file.read(record.HEADER_BYTES), os.fstat(file.fileno()).st_size
+        grown = self._segments.pop(path, None)
+        if grown is None or grown.first != first or grown.end > size:
+            grown = _Growing(first)
+        for place in segment.places(file, start=grown.end):
+            head = place.stored.head if isinstance(place, RecordPlace) else place.head
+            name = head.request_id if isinstance(head, TrajectoryHead) else head.rollout_id
+            grown.offsets[type(place)].setdefault(segment.digest_of(name), []).append(place.offset)
+            grown.end = place.offset + place.frame.num_bytes
+        self._segments[path] = grown
+        if len(self._segments) > MAX_GROWING:
+            self._segments.popitem(last=False)
+        return grown
+
+
+@dataclass(slots=True)
+class _Growing:
+    first: bytes  # the header of its first record, which has a checksum of it
+    end: int = 0  # of what was read
+    offsets: dict[type[Place], dict[bytes, list[int]]] = field(
+        default_factory=lambda: {RecordPlace: {}, JudgementPlace: {}, TrainedPlace: {}}
+    )
+
+
+_GROWING = _GrowingSegments()

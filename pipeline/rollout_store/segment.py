@@ -113,20 +113,11 @@ def entries(file: BinaryIO, *, start: int = 0) -> Iterator[RecordPlace]:
 
     Damaged records are skipped.
     """
-    return (place for place in _places(file, start) if isinstance(place, RecordPlace))
+    return (place for place in places(file, start=start) if isinstance(place, RecordPlace))
 
 
-def judgements(file: BinaryIO) -> Iterator[JudgementPlace]:
-    """The judgements of a segment, read as `entries` reads rollouts."""
-    return (place for place in _places(file) if isinstance(place, JudgementPlace))
-
-
-def trained(file: BinaryIO) -> Iterator[TrainedPlace]:
-    """The records of trained tokens of a segment, read as `entries` reads rollouts."""
-    return (place for place in _places(file) if isinstance(place, TrainedPlace))
-
-
-def _places(file: BinaryIO, start: int = 0) -> Iterator[Place]:
+def places(file: BinaryIO, *, start: int = 0) -> Iterator[Place]:
+    """Every record of any kind, read as `entries` reads rollouts."""
     size = os.fstat(file.fileno()).st_size
     offset = start
     while offset + record.HEADER_BYTES <= size:
@@ -178,7 +169,7 @@ def made_index(file: BinaryIO) -> SegmentIndex:
     rows: dict[bytes, tuple[int, bool]] = {}
     judged: dict[bytes, int] = {}
     with_tokens: dict[bytes, int] = {}
-    for place in _places(file):
+    for place in places(file):
         if read_body(file, place) is None:
             continue
         match place:

@@ -1,5 +1,6 @@
 """A store of rollouts: what is written is found, once, whatever was torn, damaged or removed."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.deadletters import AttemptFailure
 from pipeline.request import Claim
-from pipeline.rollout_store import segment
+from pipeline.rollout_store import record, segment
 from pipeline.rollout_store.reading import RolloutStore, Stored
 from pipeline.rollout_store.record import StoredRollout
 from pipeline.task import ExitCode
@@ -70,6 +71,36 @@ def test_a_rollout_is_stored_once_also_by_the_next_process(tmp_path: Path) -> No
     written(tmp_path, "a", "a", "b")
     written(tmp_path, "b", "a", "c")
     assert ids_in(tmp_path) == ["a", "b", "c"]
+
+
+def test_a_segment_that_is_being_written_is_not_read_again_for_each_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RolloutWriter(tmp_path, max_bytes=MANY_BYTES)
+    names = [f"rollout-{number}" for number in range(50)]
+    for name in names[:-1]:
+        writer.add_trajectory(rollout(name))
+    assert RolloutStore(tmp_path).find(names[-1]) is None
+    writer.add_trajectory(rollout(names[-1]))
+    heads, head_in = list[object](), record.head_in
+    monkeypatch.setattr(record, "head_in", lambda *given: heads.append(given) or head_in(*given))
+    assert all(RolloutStore(tmp_path).find(name) for name in names)
+    assert len(heads) == len(names) + 1, "each that was looked for, and the one that was new"
+    writer.close()
+
+
+def test_a_run_that_begins_anew_in_its_directory_is_read_anew(tmp_path: Path) -> None:
+    for names in (("a", "b"), ("c", "d", "e")):
+        writer = RolloutWriter(tmp_path, max_bytes=MANY_BYTES)
+        for name in names:
+            writer.add_trajectory(rollout(name))
+        assert all(RolloutStore(tmp_path).find(name) for name in names)
+        assert not RolloutStore(tmp_path).find("z")
+        (path,) = segment.segments_in(tmp_path)
+        path.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            writer.close()
+        segment.index_path(path).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("is_next_process", [False, True])
