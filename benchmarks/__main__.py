@@ -25,6 +25,7 @@ NAMES = (
     "adapters",
     "checkpoints",
     "web_table",
+    "web_pages",
 )
 
 

@@ -22,7 +22,7 @@ import aiohttp
 from benchmarks import long_run
 from benchmarks.report import Comparison, compared, main, p50, p95, shuffled
 
-NO_REDIS = "redis://127.0.0.1:1/0"  # a finished run is shown without
+NO_REDIS = "redis://127.0.0.1:1/0"  # the directories alone are shown
 ALLOWED_MS = 200.0
 NUM_ROUNDS, NUM_ROUNDS_SHORT, NUM_ROLLOUTS_SHORT = 30, 2, 2_000
 PAGE_ROWS = 100
@@ -52,8 +52,8 @@ LOOKS = (
 
 
 @contextmanager
-def _served(directory: Path) -> Iterator[str]:
-    """The address of the pages of this run."""
+def served(directory: Path) -> Iterator[str]:
+    """The address of the pages of this run, or of a folder of runs."""
     words = [
         sys.executable,
         "-m",
@@ -137,7 +137,7 @@ async def web_table(short: bool) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory) / long_run.RUN
         await asyncio.to_thread(long_run.write, run_dir, num_rollouts)
-        with _served(run_dir) as address:
+        with served(run_dir) as address:
             found = await measure(address, num_rollouts, NUM_ROUNDS_SHORT if short else NUM_ROUNDS)
     for look, took in zip(LOOKS, found, strict=True):
         allowed = [[ALLOWED_MS]] * len(took.ours)

@@ -127,6 +127,10 @@ async def test_pages_of_the_table_are_those_that_sqlite_selects() -> None:
     assert rivals(await said("web_table")) == {"200 ms", "SQLite"}
 
 
+async def test_pages_are_measured_in_a_browser() -> None:
+    assert rivals(await said("web_pages")) == {"1 CPU s", "0.1 CPU s"}
+
+
 async def test_the_device_is_measured_by_operations_and_by_the_bytes_of_an_export() -> None:
     assert rivals(await said("device")) >= {"no known peak", "one file written"}
 
