@@ -128,7 +128,7 @@ async def web_pages(short: bool) -> list[Comparison]:
         deep = await asyncio.to_thread(write_folder, root, **sizes)
         num_rollouts = sizes["num_rollouts"]
         pages = {
-            f"{sizes['num_runs']} runs": "#/runs",
+            f"{sizes['num_runs']} runs": "#/",
             f"the run of {num_rollouts:,} rollouts": f"#/run/{long_run.RUN}",
             "its rollouts": f"#/rollouts/{long_run.RUN}",
             "one of its steps": f"#/step/{long_run.RUN}/5",

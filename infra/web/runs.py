@@ -135,7 +135,7 @@ def _stored_summary(run: OpenRun) -> JsonRow:
     journal = run.directory / JOURNAL
     step, ending = last_row(journal, StepRow), last_row(journal, EndRow)
     newest = step or last_row(journal, ImitationStepRow)
-    evaluation = last_row(journal, EvaluationRow, lambda row: not row.greedy)
+    evaluation = last_row(journal, EvaluationRow, lambda row: not row.greedy and not row.tasks)
     publication = last_row(journal, PublicationRow)
     return {
         "name": run.directory.name,

@@ -1,4 +1,4 @@
-"""Where the time of a run went, as `swerve where` says it, without the rollouts' bodies.
+"""Where the time of a run went, as `swerve where` says it; what engines did is left out where it takes reading many rollouts.
 
 It reads the whole journal, so the answer for a run that goes on is kept for some time: reading it anew takes at most a twentieth of the
 time.
@@ -15,6 +15,7 @@ from infra.web.runs import OpenRun
 from pipeline.journal.reading import JOURNAL, MalformedJournal
 from pipeline.where.findings import where
 
+MAX_ROLLOUT_BYTES = 64 * 1024**2  # compressed; more take seconds to read
 KEPT_S, KEPT_FACTOR = 5.0, 20.0
 """The shortest time for which an answer is kept, and the multiple of the time that it took."""
 
@@ -48,7 +49,7 @@ class WherePages:
 
 def _page(run: OpenRun) -> JsonRow:
     try:
-        found = where(run.directory, read_rollouts=False)
+        found = where(run.directory, max_rollout_bytes=MAX_ROLLOUT_BYTES)
     except (MalformedJournal, OSError) as error:
         return {"unreadable": str(error), "at": time.time()}
     return structs.asdict(found) | {"unreadable": "", "at": time.time()}

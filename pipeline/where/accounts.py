@@ -213,6 +213,7 @@ PRECEDENCE: tuple[tuple[Work, str], ...] = (
 """If an engine does several of these at the same moment, the moment is charged to the first."""
 
 NO_ROLLOUTS = "What engines generated is unknown: the run keeps no rollouts that say when (rollouts.keep)."
+NOT_READ = "What engines generated is not counted here, because the rollouts would have to be read: `swerve where` does."
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +239,14 @@ def pause_spans(pauses: Iterable[EnginePause]) -> Iterator[Span]:
         yield Span(pause.engine, "paused", pause.began_at, pause.ended_at)
 
 
-def engines_account(spans: Iterable[Span], engines: Iterable[str], window: TrainerWindow | None) -> Account:
-    """The account of the engines that are known by name or by their spans, over the trainer's time."""
+def engines_account(
+    spans: Iterable[Span], engines: Iterable[str], window: TrainerWindow | None, unknown: str = NO_ROLLOUTS
+) -> Account:
+    """The account of the engines that are known by name or by their spans, over the trainer's time. `unknown` says why there are no spans
+    of what they generated, if there are none.
+    """
     if window is None:
-        return account("engines", {}, NO_ROLLOUTS)
+        return account("engines", {}, unknown)
     by_engine: dict[str, list[Span]] = defaultdict(list, {name: [] for name in engines})
     has_generated = False
     for span in spans:
@@ -255,7 +260,7 @@ def engines_account(spans: Iterable[Span], engines: Iterable[str], window: Train
         return account("engines", parts)
     paused_s = parts[PAUSED_FOR_WEIGHTS]
     return account(
-        "engines", {PAUSED_FOR_WEIGHTS: paused_s, "not known": sum(parts.values()) - paused_s}, NO_ROLLOUTS
+        "engines", {PAUSED_FOR_WEIGHTS: paused_s, "not known": sum(parts.values()) - paused_s}, unknown
     )
 
 

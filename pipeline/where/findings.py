@@ -6,20 +6,24 @@ affect as the largest possible gain: time that overlaps with other work, or that
 independent of each other, so gains do not add up.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from pipeline.journal.reading import journal_of, read
+from pipeline.journal.reading import journal_of, read, size_of
 from pipeline.journal.rows import DeliveryRow, EndRow, EpisodeRow, FleetRow, StartRow, StepRow
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
+from pipeline.rollout_store.segment import segments_in
 from pipeline.where.accounts import (
     BUSY,
     IDLE,
     LEARNER,
+    NO_ROLLOUTS,
     NO_WORKER,
+    NOT_READ,
     PAUSED,
     START,
     WAIT,
@@ -234,9 +238,12 @@ class WhereFindings(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()
 
 
-def where(run_dir: Path, *, read_rollouts: bool = True) -> WhereFindings:
-    """Read the journal of the run in `run_dir`, and the rollouts that it keeps, which takes longer. Raises MalformedJournal."""
+def where(run_dir: Path, *, max_rollout_bytes: float = math.inf) -> WhereFindings:
+    """Read the journal of the run in `run_dir`, and the rollouts that it keeps, which takes longer, unless they are more than
+    `max_rollout_bytes`. Raises MalformedJournal.
+    """
     directory = journal_of(run_dir)
+    is_read = sum(map(size_of, segments_in(run_dir / DIRECTORY))) <= max_rollout_bytes
     rows = list({row.request_id: row for row in read(directory, EpisodeRow)}.values())
     steps, starts = list(read(directory, StepRow)), list(read(directory, StartRow))
     endings, samples = list(read(directory, EndRow)), list(read(directory, FleetRow))
@@ -254,9 +261,10 @@ def where(run_dir: Path, *, read_rollouts: bool = True) -> WhereFindings:
         trainer=trainer,
         slots=slots,
         engines=engines_account(
-            [*_pauses(deliveries), *(_generated(run_dir) if read_rollouts else ())],
+            [*_pauses(deliveries), *(_generated(run_dir) if is_read else ())],
             {url for row in deliveries for url in row.engines},
             window_of(starts, steps, endings),
+            NO_ROLLOUTS if is_read else NOT_READ,
         ),
         rollouts=rollout_waits(rows, steps),
         waiting=waiting,

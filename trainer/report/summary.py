@@ -313,7 +313,7 @@ def summarize(run_dir: Path) -> RunSummary:
         sources=tally_of(rows).results(_shares(run_dir)) if any(row.source for row in rows) else {},
         without_signal=without_signal(rows),
         rarer=tuple(represented(rows).warnings),
-        where=where(run_dir, read_rollouts=False),
+        where=where(run_dir, max_rollout_bytes=0),
     )
 
 

@@ -24,7 +24,8 @@ RUN = f"/api/runs/{samples.RUN}"
 
 
 async def test_runs_are_found_in_a_folder_and_by_their_own_directory(serve: Serve, run_dir: Path) -> None:
-    append(run_dir, "evaluations", {"name": "heldout_after", "greedy": True, "success": 0.1, "at": 2300.0})
+    later = {"name": "heldout_after", "success": 0.1, "at": 2300.0}
+    append(run_dir, "evaluations", later | {"greedy": True}, later | {"tasks": "unseen"})
     of_folder = (await read(await serve(run_dir.parent), "/api/runs"))["runs"]
     assert of_folder == (await read(await serve(run_dir), "/api/runs"))["runs"]
     told = {name: of_folder[0][name] for name in ("id", "name", "live", "step", "num_steps", "success")}

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from tests.infra.web.example_run import Serve, append, read, step
+import pytest
+
+from infra.web import where_page
+from tests.infra.web.example_run import Serve, append, finished, read, step, store
 from tests.pipeline import samples
 
 RUN = f"/api/runs/{samples.RUN}"
@@ -23,3 +26,20 @@ async def test_a_journal_that_has_not_changed_is_not_read_again(serve: Serve, ru
     client = await serve(run_dir)
     first = await read(client, f"{RUN}/where")
     assert await read(client, f"{RUN}/where") == first
+
+
+async def test_what_engines_did_is_read_from_few_rollouts_and_said_to_be_left_out_of_many(
+    serve: Serve, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = finished("timed", reward=1.0).claim
+    turns = (samples.turn(engine="http://one", asked_at=1000.0, generate_s=30.0),)
+    store(run_dir, samples.trajectory(claim, turns=turns))
+    append(run_dir, "steps", {**step(2, []), "wall_s": 1000.0, "at": 1500.0})
+    client = await serve(run_dir)
+    found = (await read(client, f"{RUN}/where"))["engines"]
+    assert (found["parts_s"]["generating for training"], found["unknown"]) == (30.0, [])
+    monkeypatch.setattr(where_page, "MAX_ROLLOUT_BYTES", 10)
+    append(run_dir, "steps", {**step(3, []), "wall_s": 1000.0, "at": 2500.0})
+    monkeypatch.setattr(where_page, "KEPT_S", 0.0)
+    found = (await read(await serve(run_dir), f"{RUN}/where"))["engines"]
+    assert "`swerve where`" in found["unknown"][0]

@@ -295,6 +295,7 @@ function evaluations(series) {
   const passes = [...new Set(series.evaluations.flatMap((row) => Object.keys(row.pass_at ?? {})))];
   return section("Held-out evaluations", table("Held-out evaluations, newest first", [
     { name: "Name", cell: (row) => row.name },
+    { name: "Tasks", cell: (row) => row.tasks || "held out" },
     { name: "Decoding", cell: (row) => (row.greedy ? "greedy" : "sampled") },
     { name: "Step", number: true, cell: (row) => number(row.step) },
     { name: "Version", number: true, cell: (row) => number(row.version) },
