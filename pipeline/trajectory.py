@@ -314,6 +314,7 @@ class TrajectoryHead(JobHead, frozen=True, kw_only=True):
     num_not_taken: Count = 0  # replies that an agent program never took
     seconds: EpisodeSeconds | None = None  # `seconds` of its trajectory
     engines: tuple[str, ...] = ()  # URLs of the engines that sampled it, in the order of its turns, each once
+    num_failed_commands: Count = 0  # commands that ended with another exit status than 0, or were stopped
 
 
 def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
@@ -321,6 +322,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
     request = trajectory.claim.request
     turns = trajectory.turns
     versions = [span.version for turn in turns for span in turn.versions]
+    observations = [action.observation for turn in turns for action in turn.actions if action.observation]
     sampled_tokens = sum(len(turn.sampled) // 4 for turn in turns)
     repeated_tokens = sum(turn.repeated_tokens for turn in turns)
     return TrajectoryHead(
@@ -354,6 +356,7 @@ def head_of(trajectory: Trajectory, body_bytes: int) -> TrajectoryHead:
         num_not_taken=trajectory.program.not_taken if trajectory.program else 0,
         seconds=trajectory.seconds,
         engines=tuple(dict.fromkeys(turn.engine for turn in turns if turn.engine)),
+        num_failed_commands=sum(one.exit_code != 0 for one in observations),
     )
 
 

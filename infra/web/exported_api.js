@@ -54,6 +54,7 @@ const TESTS = {
   turns: (text) => within(text, "num_turns"),
   tokens: (text) => within(text, "sampled_tokens"),
   lag: (text) => within(text, "lag"),
+  failed: (text) => within(text, "num_failed_commands"),
   text: (text) => (row) => JSON.stringify(held.replies[ofRun(held.run, "rollouts", row.request_id)]?.turns ?? "")
     .toLowerCase().includes(JSON.stringify(text).slice(1, -1).toLowerCase()),
 };

@@ -171,6 +171,7 @@ _RANGES = {
     "turns": "num_turns",
     "tokens": "sampled_tokens",
     "lag": "lag",
+    "failed": "num_failed_commands",
 }
 """Parameters that are one number or a range, and the columns that they narrow."""
 

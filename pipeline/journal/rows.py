@@ -126,6 +126,7 @@ class EpisodeFacts(Row, frozen=True, kw_only=True):
     num_cuts: int = 0  # turns before which something was taken out of the context
     num_tokens: int = 0  # tokens given and sampled, each counted once; 0 in journals older than this field
     engines: tuple[str, ...] = ()  # URLs of the engines that sampled it; empty in journals older than this field
+    num_failed_commands: int = 0  # as in the head; 0 in journals older than this field
 
 
 class EpisodeRow(EpisodeFacts, frozen=True, kw_only=True):

@@ -83,7 +83,7 @@ def judging(**numbers: int) -> dict[str, Any]:
 def settled(trajectory: Trajectory, fate: str) -> dict[str, Any]:
     head = head_of(trajectory, 0)
     names = ("request_id", "group_id", "task_id", "purpose", "member", "group_size", "worker", "outcome", "reward")
-    numbers = ("num_turns", "sampled_tokens", "version_first", "enqueued_at", "claimed_at", "finished_at")
+    numbers = ("num_turns", "sampled_tokens", "version_first", "enqueued_at", "claimed_at", "finished_at", "num_failed_commands")
     told = {name: getattr(head, name) for name in (*names, *numbers)}
     return {**told, "fate": fate, "at": 2001.0}
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.infra.web.example_run import Serve, append, finished, read, settled, step, store, store_tokens
 from tests.pipeline import samples
@@ -82,6 +83,17 @@ async def test_tokens_of_a_step_that_a_resume_undid_are_no_effect_of_this_one(
 async def test_tokens_that_are_not_those_of_the_rollout_are_left_out(serve: Serve, run_dir: Path) -> None:
     store_tokens(run_dir, "solved", step=1, num_tokens=2)
     assert (await read(await serve(run_dir), f"{RUN}/steps/1/effects"))["effects"] == {}
+
+
+async def test_rollouts_are_found_by_the_commands_that_failed_in_them(serve: Serve, run_dir: Path) -> None:
+    claim = finished("failing", reward=0.0).claim
+    (failing,) = samples.turn().actions
+    assert failing.observation is not None
+    failing = replace(failing, observation=replace(failing.observation, exit_code=2))
+    store(run_dir, samples.trajectory(claim, turns=(samples.turn(actions=(failing, failing)), samples.turn())))
+    client = await serve(run_dir)
+    [row] = (await read(client, f"{RUN}/rollouts", failed="1-"))["rows"]
+    assert (row["request_id"], row["num_failed_commands"]) == ("failing", 2)
 
 
 async def test_the_table_narrows_by_an_engine_that_sampled_some_turn(serve: Serve, run_dir: Path) -> None:

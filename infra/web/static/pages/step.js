@@ -19,6 +19,7 @@ const ORDERS = {
   turns: { name: "turns", of: (row) => row.num_turns },
   tokens: { name: "sampled tokens", of: (row) => row.sampled_tokens },
   reward: { name: "reward", of: (row) => row.reward },
+  failed: { name: "failed commands", of: (row) => row.num_failed_commands },
   took: { name: "time played", of: (row) => row.finished_at - row.claimed_at },
   finished: { name: "arrival", of: (row) => -row.finished_at },
   loss: { name: "part of the loss", of: (row, effects) => Math.abs(effects[row.request_id]?.loss ?? 0) },
@@ -101,18 +102,24 @@ function clockOf(here, page, effects) {
   const x = (at) => (WIDTH * (at - start)) / (end - start);
   const known = [...new Set(rows.map((row) => row.version_first).filter((version) => version !== null))].sort((a, b) => a - b);
   const lanes = ordered(here, rows, effects).map((row) => element("a", { class: "lane", href: address("rollout", here.run, row.request_id),
-    "aria-label": told(row) }, element("span", { class: "label" }, reward(row), " ", row.task_id), lane(row, step, x, known)));
+    "aria-label": told(row) }, element("span", { class: "label" }, reward(row), " ", row.task_id, failed(row)), lane(row, step, x, known)));
   const legend = element("ul", { class: "legend" }, known.map((version, index) => element("li", { class: colour(index) }, `version ${version}`)),
-    element("li", { class: "colour8 pale" }, "in the queue"), element("li", { class: "trains" }, "the learner works on the step"));
+    element("li", { class: "colour8 pale" }, "in the queue"), element("li", { class: "trains" }, "the learner works on the step"),
+    rows.some((row) => row.num_failed_commands) ? element("li", { class: "unmarked" }, "✗ a command failed") : "");
   return element("figure", { class: "chart lanes" }, legend, lanes,
     element("div", { class: "lane", "aria-hidden": "true" }, element("span"), element("span", { class: "ends" },
       element("time", { title: moment(start) }, clock(start)), element("span", {}, duration(end - start)), element("time", { title: moment(end) }, clock(end)))));
 }
 
+/** A mark at rollouts in which a command failed. */
+function failed({ num_failed_commands: count }) {
+  return count ? [" ", element("span", { class: "bad", title: count === 1 ? "a command failed" : `${number(count)} commands failed` }, "✗")] : "";
+}
+
 function told(row) {
   const played = row.finished_at && row.claimed_at ? `, ${duration(row.finished_at - row.claimed_at)} on a worker` : "";
   const weights = row.version_first === null ? "" : `, weights version ${versions(row)}`;
-  return `${row.task_id}, reward ${number(row.reward)}${played}${weights}, ${row.role}`;
+  return `${row.task_id}, reward ${number(row.reward)}${played}${weights}${row.num_failed_commands ? `, ${number(row.num_failed_commands)} commands failed` : ""}, ${row.role}`;
 }
 
 function lane(row, step, x, known) {
@@ -135,6 +142,7 @@ function rollouts(here, page, effects) {
     { name: "Versions", number: true, cell: versions },
     { name: "Lag", number: true, cell: (row) => number(row.lag) },
     { name: "Turns", number: true, cell: (row) => number(row.num_turns) },
+    { name: "Failed commands", number: true, cell: (row) => number(row.num_failed_commands) },
     { name: "Sampled", number: true, cell: (row) => number(row.sampled_tokens) },
     { name: "On a worker", number: true, cell: (row) => (row.finished_at && row.claimed_at ? duration(row.finished_at - row.claimed_at) : "–") },
   ];

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pipeline.trajectory import Trajectory
+from pipeline.trajectory import Action, Trajectory
 from tests.infra.web.example_run import append, finished, judging, settled, step, store, store_tokens
 from tests.pipeline import samples
 
@@ -79,14 +79,21 @@ def _group(run_id: str, number: int) -> Iterator[Trajectory]:
 def _trajectory(run_id: str, name: str, number: int, member: int) -> Trajectory:
     task = replace(samples.TASK, id=TASKS[number % len(TASKS)])
     place: dict[str, Any] = {"group_id": f"{run_id}-g{number}", "member": member, "group_size": MEMBERS}
-    return finished(f"{run_id}-{name}", reward=float(member % 2), run_id=run_id, task=task, **place)
+    played = finished(f"{run_id}-{name}", reward=float(member % 2), run_id=run_id, task=task, **place)
+    if member % 2:
+        return played
+    return replace(played, turns=(replace(played.turns[0], actions=(_failing("make test"),)),))
+
+
+def _failing(command: str) -> Action:
+    failing = samples.action(command, "1 failed")
+    assert failing.observation is not None
+    return replace(failing, observation=replace(failing.observation, exit_code=1))
 
 
 def _long(run_id: str) -> Trajectory:
     """A rollout of 120 turns that is not settled yet; the command of turn 71 failed."""
-    failing = samples.action("pytest -q", "1 failed")
-    assert failing.observation is not None
-    failing = replace(failing, observation=replace(failing.observation, exit_code=1))
+    failing = _failing("pytest -q")
     turns = [
         samples.turn(engine="http://one:30001", text=f"step {number}", actions=(failing,) if number == 71 else (), asked_at=1500.0 + number)
         for number in range(1, 121)

@@ -23,9 +23,9 @@ async def test_three_clicks_lead_from_a_curve_to_the_command_of_a_rollout_that_f
     await curve.click(position={"x": box["width"] - 14, "y": 60})
     await expect(reader.page.locator("h1")).to_have_text("Step 6")
     await expect(reader.page.locator("main")).to_contain_text("The last one to arrive was")
-    await reader.page.locator("a.lane", has_text="0").first.click()
-    await expect(reader.page.locator("main h2", has_text="Conversation")).to_be_visible()
-    await expect(reader.page.locator("main")).to_contain_text("cat calc.py")
+    await reader.page.locator("a.lane", has_text="✗").first.click()
+    await reader.page.get_by_role("button", name="First failed command").click()
+    await expect(reader.page.get_by_text("make test").first).to_be_in_viewport()
 
 
 @pytest.mark.slow
