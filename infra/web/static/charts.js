@@ -14,6 +14,9 @@ const DRAG_PX = 6; // a shorter way of the mouse is a click
 export const STEPS = { log: false, smoothing: 0, range: null, formatX: number, label: "step", open: null, zoom: null };
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 52 };
 
+/** Larger numbers are not drawn: differences and sums of them would be infinite. */
+const canBeDrawn = (value) => Number.isFinite(value) && Math.abs(value) < 1e300;
+
 /** Round values that divide low..high into about `count` parts. */
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count) || 1;
@@ -186,7 +189,7 @@ export function lines({ title, curves, marks = [], floor, ceiling, format = numb
 
 /** The points of a curve that the view shows, each with its smoothed height where the view smooths. */
 function shown(points, { log, range, smoothing }) {
-  const found = points.filter(({ x, y }) => Number.isFinite(x) && Number.isFinite(y) && (!log || y > 0));
+  const found = points.filter(({ x, y }) => canBeDrawn(x) && canBeDrawn(y) && (!log || y > 0));
   const smooth = smoothing > 0 && found.length > 2 ? smoothed(found, smoothing) : found;
   return range ? smooth.filter(({ x }) => x >= range[0] && x <= range[1]) : smooth;
 }
@@ -211,7 +214,8 @@ function vertical(curves, { log, range }, floor, ceiling) {
   let low = least ?? Infinity;
   let high = most ?? -Infinity;
   for (const { points } of curves)
-    for (const { y, ...ends } of points) {
+    for (const point of points) {
+      const [y, ends] = [point.y, hasInterval(point) ? point : {}];
       if (least === undefined) low = Math.min(low, log && !(ends.low > 0) ? y : ends.low ?? y);
       if (most === undefined) high = Math.max(high, ends.high ?? y);
     }
@@ -221,7 +225,7 @@ function vertical(curves, { log, range }, floor, ceiling) {
 }
 
 function hasInterval({ low, high }) {
-  return Number.isFinite(low) && Number.isFinite(high);
+  return canBeDrawn(low) && canBeDrawn(high);
 }
 
 function draw(plot, curve) {
@@ -230,8 +234,8 @@ function draw(plot, curve) {
   const inside = (y) => Math.min(plot.bottom, Math.max(plot.top, plot.y(y)));
   const parts = [];
   if (curve.points.some(hasInterval)) {
-    const upper = curve.points.map(({ x, y, high }) => `${plot.x(x)},${inside(high ?? y)}`);
-    const lower = curve.points.map(({ x, y, low }) => `${plot.x(x)},${inside(low ?? y)}`);
+    const upper = curve.points.map((point) => `${plot.x(point.x)},${inside(hasInterval(point) ? point.high : point.y)}`);
+    const lower = curve.points.map((point) => `${plot.x(point.x)},${inside(hasInterval(point) ? point.low : point.y)}`);
     parts.push(svg("polygon", { class: `band ${name}`, points: [...upper, ...lower.reverse()].join(" ") }));
   }
   const isSmooth = curve.points.some((point) => point.smooth !== undefined);
@@ -255,7 +259,7 @@ const MOST_BARS = 160;
 /** A chart of stacked bars. A bar is {x, parts: {name: value}}. With `share` every bar is drawn to the same height. */
 export function bars({ title, stacks, marks = [], share = false, format = number, view = STEPS }) {
   const range = view.range ?? [-Infinity, Infinity];
-  const kept = merged(stacks.filter((stack) => total(stack) > 0 && stack.x >= range[0] && stack.x <= range[1]));
+  const kept = merged(stacks.filter((stack) => total(stack) > 0 && canBeDrawn(total(stack)) && stack.x >= range[0] && stack.x <= range[1]));
   if (!kept.length) return null;
   const names = largestFirst(kept);
   const stacked = kept.map((stack) => ({ ...stack, size: total(stack), scale: share ? 1 / total(stack) : 1 }));

@@ -80,7 +80,7 @@ def _trajectory(run_id: str, name: str, number: int, member: int) -> Trajectory:
     task = replace(samples.TASK, id=TASKS[number % len(TASKS)])
     place: dict[str, Any] = {"group_id": f"{run_id}-g{number}", "member": member, "group_size": MEMBERS}
     played = finished(f"{run_id}-{name}", reward=float(member % 2), run_id=run_id, task=task, **place)
-    if member % 2:
+    if (number, member) != (NUM_STEPS, 2):
         return played
     return replace(played, turns=(replace(played.turns[0], actions=(_failing("make test"),)),))
 

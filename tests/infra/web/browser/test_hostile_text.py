@@ -6,6 +6,7 @@ import time
 import unicodedata
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -23,13 +24,15 @@ from tests.hostile import HOSTILE, filled
 from tests.infra.web.browser.conftest import pages_of
 from tests.infra.web.browser.reader import Reader
 from tests.infra.web.browser.shown_runs import begin_run
-from tests.infra.web.example_run import store
+from tests.infra.web.example_run import NO_REDIS, store
 from trainer.records.journal_writer import Journal
 
 IN_BROWSER = pytest.mark.asyncio(loop_scope="session")
 STATIC = Path(__file__).parents[4] / "infra/web/static"
 RUN = f"run{HOSTILE}"
 ROLLOUT = f"one{HOSTILE}"
+EXTREMES = ((1.7e308, 2**49), (-1.7e308, 0))
+TORN = (b'\x00\x00{"step": 1, "re\n[]\nnull\n', b'{"at": 1e999}\n', b'{"request_id": "')
 CHANGED = """async () => {
     const {visible} = await import("/static/dom.js");
     const found = [];
@@ -95,6 +98,53 @@ async def test_no_name_on_a_page_hides_or_reorders_anything(
     )
     assert "]0;PWN" in said
     assert visible(said) == said
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def extreme_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    root = tmp_path_factory.mktemp("extreme")
+    write_extreme_run(root / "one")
+    async with pages_of(root, NO_REDIS) as url:
+        yield url
+
+
+def write_extreme_run(directory: Path) -> None:
+    """Rows of every kind with the largest and the smallest numbers, twice, and torn ones before, between and after them."""
+    write_run(directory)
+    for name in FILES.values():
+        path = directory / "journal" / name
+        row = msgspec.json.decode(path.read_bytes())
+        lines = [msgspec.json.encode(_with_numbers(row, big, small)) for big, small in EXTREMES]
+        path.write_bytes(b"".join(torn + line + b"\n" for torn, line in zip(TORN, [*lines, b""], strict=True)))
+
+
+def _with_numbers(value: Any, real: float, whole: int) -> Any:
+    match value:
+        case bool():
+            return value
+        case int():
+            return whole
+        case float():
+            return real
+        case dict():
+            times = {name: max(0.0, min(real, 1e11)) for name, one in value.items() if isinstance(one, float) and name.endswith("at")}
+            return {name: _with_numbers(one, real, whole) for name, one in value.items()} | times
+        case list():
+            return [_with_numbers(one, real, whole) for one in value]
+        case _:
+            return value
+
+
+@pytest.mark.slow
+@IN_BROWSER
+@pytest.mark.parametrize("page", ["runs", "run", "step", "rollouts", "tasks", "trained", "where", "recipe"])
+async def test_a_page_is_drawn_whatever_numbers_and_torn_rows_a_journal_has(
+    reader: Reader, extreme_url: str, page: str
+) -> None:
+    rest = f"/{2**49}" if page == "step" else ""
+    await reader.open(extreme_url + ("#/" if page == "runs" else f"#/{page}/{quote(RUN, safe='')}{rest}"))
+    assert visible(await reader.text()) == await reader.text()
+    assert "NaN" not in await reader.text()
 
 
 @pytest.mark.slow
