@@ -70,7 +70,9 @@ function schedule() {
     timer = null;
     const selection = window.getSelection();
     const isSelected = !selection.isCollapsed && main.contains(selection.anchorNode);
-    if (isSelected || main.querySelector("svg:hover, svg:focus")) return schedule();
+    const waitsFor = isSelected ? "text is selected" : main.querySelector("svg:hover, svg:focus") && "a chart is read";
+    if (connection.className) say(connection, waitsFor ? `not updated while ${waitsFor}` : "live");
+    if (waitsFor) return schedule();
     const refreshed = page;
     try {
       await refreshed?.refresh?.();

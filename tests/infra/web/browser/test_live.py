@@ -95,6 +95,28 @@ async def test_what_a_reader_has_unfolded_and_scrolled_survives_an_update(
 
 
 @pytest.mark.slow
+async def test_text_that_is_selected_stays_selected_and_the_page_says_that_it_waits(
+    reader: Reader, tmp_path: Path
+) -> None:
+    run_dir, page = tmp_path / "live", reader.page
+    shown_runs.begin_run(run_dir, RUN)
+    shown_runs.write_step(run_dir, 1, [])
+    selected = "window.getSelection().toString()"
+    async with pages_of(tmp_path, NO_REDIS) as url:
+        await reader.open(f"{url}#/run/{RUN}")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await page.locator("h1").evaluate("(one) => window.getSelection().selectAllChildren(one)")
+        shown_runs.write_step(run_dir, 2, [])
+        await expect(page.locator("#connection")).to_have_text("not updated while text is selected")
+        assert await page.evaluate(selected) == await reader.title()
+        await page.evaluate("window.getSelection().removeAllRanges()")
+        step = page.locator(".facts div", has=page.get_by_text("Step", exact=True))
+        await expect(step).to_contain_text("2 of 6")
+        await expect(page.locator("#connection")).to_have_text("live")
+        await reader.leave()
+
+
+@pytest.mark.slow
 async def test_the_fleet_is_followed_until_redis_is_gone_and_the_stored_part_can_still_be_read(
     reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
