@@ -191,7 +191,7 @@ function jumps(rollout, open, ask) {
     if (found === null) return say(results, "Texts cannot be looked for here.");
     say(results, found.length ? [`in ${number(found.length)} turns: `, found.slice(0, MOST_LINKS).map(turnLink), found.length > MOST_LINKS ? "…" : ""] : "in no turn");
   }
-  return element("form", { class: "filters", "aria-label": "Turns", submit: (event) => event.preventDefault() },
+  return element("form", { class: "filters", "aria-label": `Turns of ${rollout.request_id}`, submit: (event) => event.preventDefault() },
     failed >= 0 ? element("button", { type: "button", click: () => open(failed) }, `First failed command, turn ${failed + 1}`) : "",
     element("button", { type: "button", click: () => open(last) }, `${submits ? "Submission" : "Last turn"}, turn ${last + 1}`),
     element("label", {}, "Turn", element("input", { type: "number", min: 1, max: outline.length, size: 6, change: (event) => {

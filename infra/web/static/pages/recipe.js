@@ -49,7 +49,7 @@ function launches(found) {
   return table("Processes of the trainer, newest first", [
     { name: "At", cell: (one) => element("time", { title: moment(one.at) }, clock(one.at)) },
     { name: "Command", cell: (one) => element("code", {}, one.command) },
-    { name: "", cell: (one) => copier(`cd ${quoted(one.directory)} && ${one.command}`) },
+    { name: "To copy", cell: (one) => copier(`cd ${quoted(one.directory)} && ${one.command}`) },
     { name: "In", cell: (one) => one.directory },
     { name: "On", cell: (one) => `${one.host}, process ${one.pid}` },
     { name: "Changed since the process before", cell: (one) => (one.changed.length ? element("ul", {}, one.changed.map((text) => element("li", {}, text))) : "") },

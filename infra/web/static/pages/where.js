@@ -53,7 +53,7 @@ function parts(caption, seconds, wall) {
     return part;
   }));
   return [element("div", { class: "whole" }, bar), table(caption, [
-    { name: "", cell: ([, , index]) => element("span", { class: `swatch ${colour(index)}` }) },
+    { name: "Colour", cell: ([, , index]) => element("span", { class: `swatch ${colour(index)}` }) },
     { name: "Part", cell: ([name]) => name },
     { name: "Time", number: true, cell: ([, value]) => duration(value) },
     { name: "Share", number: true, cell: ([, value]) => percent(value / wall) },

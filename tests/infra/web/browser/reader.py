@@ -60,14 +60,13 @@ async def too_wide_by_px(page: Page) -> int:
 
 
 async def accessibility_findings(page: Page) -> list[str]:
-    """What axe-core finds serious or critical."""
+    """What axe-core finds, minor things included."""
     # As the browser's debugger does it, so the Content-Security-Policy of the page stays as it is.
     await page.evaluate(AXE)
     found: dict[str, Any] = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{finding['id']}: {node['html'][:200]}"
         for finding in found["violations"]
-        if finding["impact"] in ("serious", "critical")
         for node in finding["nodes"]
     ]
 

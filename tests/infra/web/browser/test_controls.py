@@ -85,6 +85,12 @@ async def test_another_run_is_laid_over_and_stays_in_the_address(reader: Reader,
         f"#/fleet/{FINISHED}",
         f"#/rollouts/{FINISHED}",
         f"#/rollout/{FINISHED}/{FINISHED}-1-0",
+        f"#/compare/{FINISHED}?left={FINISHED}-1-0&right={FINISHED}-1-1",
+        f"#/tasks/{FINISHED}",
+        f"#/trained/{FINISHED}",
+        f"#/where/{FINISHED}",
+        f"#/recipe/{FINISHED}",
+        "#/",
     ],
 )
 async def test_tab_reaches_everything_that_can_be_used_and_shows_where_it_is(
