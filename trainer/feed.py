@@ -66,7 +66,8 @@ class Feed:
         """Calls a method of the learner on every rank. Returns this rank's result."""
         with self._turn:
             self._announce(name, *arguments)
-            return getattr(self.learner, name)(*arguments)
+            with self.learner.gpu_use.during(name):
+                return getattr(self.learner, name)(*arguments)
 
     def stop(self) -> None:
         """Make the other ranks return from `follow`. Rank 0 calls it last."""
@@ -77,7 +78,8 @@ class Feed:
         """Executes rank 0's announcements until it stops. Every rank but 0 calls this."""
         while (call := self._hear())[0] != STOP:
             name, arguments = call
-            getattr(self.learner, name)(*arguments)
+            with self.learner.gpu_use.during(name):
+                getattr(self.learner, name)(*arguments)
 
     def _announce(self, name: str, *arguments: object) -> None:
         if self._alone:

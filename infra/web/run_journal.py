@@ -40,7 +40,7 @@ JsonRow = dict[str, Any]
 
 OPEN = "open"
 T = TypeVar("T")
-_NOT_NUMBERS = ("request_ids", "baseline_ids", "judging", "distillation", "signal")
+_NOT_NUMBERS = ("request_ids", "baseline_ids", "judging", "distillation", "signal", "gpu_use")
 
 
 class RolloutRow(EpisodeFacts, frozen=False, kw_only=True, gc=False):  # pyright: ignore[reportGeneralTypeIssues]

@@ -203,6 +203,19 @@ class SignalMetrics(msgspec.Struct, frozen=True, kw_only=True):
     behaviour_kl: float  # nats, mean over the signal
 
 
+class RankUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the GPU of one rank of the learner was, by what the rank did: "training", "export", "waiting" and so on."""
+
+    rank: int
+    num_samples: dict[str, int]  # a sample a second
+    busy: dict[str, float]  # sum over the samples of the share of the time in which a kernel ran
+
+    def share(self, doing: str) -> float | None:
+        """The mean of the samples; None without any."""
+        num_samples = self.num_samples.get(doing, 0)
+        return self.busy.get(doing, 0.0) / num_samples if num_samples else None
+
+
 class LagMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The effect of one step on the tokens of one lag. The shares are as in StepMetrics, of these tokens alone."""
 
@@ -342,6 +355,8 @@ class StepRow(Row, frozen=True, kw_only=True):
     signal: SignalMetrics | None = None
     # The distance from the teacher; None: the run has no teacher.
     distillation: StepDistillation | None = None
+    # How busy the GPU of each rank was since the row before; empty without GPUs, and where NVML cannot be asked.
+    gpu_use: tuple[RankUse, ...] = ()
 
     @property
     def signal_numbers(self) -> dict[str, float]:

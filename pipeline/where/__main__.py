@@ -5,18 +5,19 @@ The parts of each table add up to its wall time. It reads only the run's directo
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.commandline import directory, program
 from pipeline.journal.reading import MalformedJournal, NoJournal, found_journal
-from pipeline.journal.rows import StepRow
+from pipeline.journal.rows import RankUse, StepRow
 from pipeline.message import json_line
 from pipeline.screen import lines
 from pipeline.where.accounts import Account, RolloutWaits, Waiting
 from pipeline.where.findings import WhereFindings, where
 
 WIDTH = 60
+MAX_RANKS = 16
 TITLES = {
     "trainer": "trainer: from its first start to its last row",
     "slots": "workers' slots: all of them together",
@@ -28,7 +29,8 @@ def text_of(found: WhereFindings, run_dir: Path) -> str:
     """The tables and the advice as text."""
     blocks = [[f"{run_dir}: where the time went"]]
     blocks += [list(_account(each)) for each in (found.trainer, found.slots, found.engines)]
-    blocks += [list(_rollouts(found.rollouts)), list(_waiting(found.waiting)), list(_advice(found))]
+    blocks += [list(_rollouts(found.rollouts)), list(_waiting(found.waiting))]
+    blocks += [list(_gpus(found.gpus)), list(_advice(found))]
     return "\n\n".join(lines(block) for block in blocks if block)
 
 
@@ -67,6 +69,20 @@ def _waiting(found: Waiting | None) -> Iterator[str]:
             yield _line(name, seconds, seconds / wait_s)
     if found.cpu_share is not None:
         yield f"  The processors of the machine were {found.cpu_share:.0%} busy meanwhile."
+
+
+def _gpus(ranks: Sequence[RankUse]) -> Iterator[str]:
+    """A row for each rank; of many ranks the least busy ones."""
+    doing = sorted({name for one in ranks for name in one.num_samples})
+    if ranks:
+        title = "GPUs of the learner's ranks, share of the time in which a kernel ran"
+        yield f"{title:<{WIDTH}}  " + "".join(f"{name:>12}" for name in [*doing, "samples"])
+    for one in sorted(ranks, key=lambda one: sum(one.busy.values()))[:MAX_RANKS]:
+        shares = (one.share(name) for name in doing)
+        shown = "".join(f"{'-' if share is None else f'{share:.1%}':>12}" for share in shares)
+        yield f"  {f'rank {one.rank}':<{WIDTH}}{shown}{sum(one.num_samples.values()):>12,}"
+    if len(ranks) > MAX_RANKS:
+        yield f"  {len(ranks) - MAX_RANKS} ranks that were busier are not listed."
 
 
 def _advice(found: WhereFindings) -> Iterator[str]:

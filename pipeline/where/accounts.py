@@ -14,7 +14,16 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.journal.rows import ClosedBy, EndRow, EnginePause, EpisodeRow, FleetRow, StartRow, StepRow
+from pipeline.journal.rows import (
+    ClosedBy,
+    EndRow,
+    EnginePause,
+    EpisodeRow,
+    FleetRow,
+    RankUse,
+    StartRow,
+    StepRow,
+)
 from pipeline.trajectory import EpisodeSeconds, Trajectory
 
 Role = str
@@ -366,3 +375,17 @@ def _wait(values: Sequence[float], whole_s: float) -> Wait:
 
 def _positive(parts: dict[str, float]) -> dict[str, float]:
     return {name: max(0.0, seconds) for name, seconds in parts.items()}
+
+
+def gpu_use(steps: Iterable[StepRow]) -> tuple[RankUse, ...]:
+    """The samples of each rank in all of these steps."""
+    num_samples: dict[int, Counter[str]] = defaultdict(Counter)
+    busy: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for one in (use for step in steps for use in step.gpu_use):
+        num_samples[one.rank].update(one.num_samples)
+        for doing, share in one.busy.items():
+            busy[one.rank][doing] += share
+    return tuple(
+        RankUse(rank=rank, num_samples=dict(samples), busy=dict(busy[rank]))
+        for rank, samples in sorted(num_samples.items())
+    )

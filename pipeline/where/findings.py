@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline.journal.reading import journal_of, read, size_of
-from pipeline.journal.rows import DeliveryRow, EndRow, EpisodeRow, FleetRow, StartRow, StepRow
+from pipeline.journal.rows import DeliveryRow, EndRow, EpisodeRow, FleetRow, RankUse, StartRow, StepRow
 from pipeline.rollout_store.reading import DIRECTORY, RolloutStore
 from pipeline.rollout_store.segment import segments_in
 from pipeline.where.accounts import (
@@ -33,6 +33,7 @@ from pipeline.where.accounts import (
     Waiting,
     at_work,
     engines_account,
+    gpu_use,
     pause_spans,
     rollout_waits,
     slots_account,
@@ -234,6 +235,9 @@ class WhereFindings(msgspec.Struct, frozen=True, kw_only=True):
     engines: Account
     rollouts: RolloutWaits
     waiting: Waiting | None  # what slots did while the trainer waited for groups
+    gpus: tuple[
+        RankUse, ...
+    ]  # the GPUs of the learner's ranks over the whole run; empty where none was sampled
     advice: tuple[Advice, ...]  # what would help, the largest gain first
     unknown: tuple[str, ...] = ()
 
@@ -268,6 +272,7 @@ def where(run_dir: Path, *, max_rollout_bytes: float = math.inf) -> WhereFinding
         ),
         rollouts=rollout_waits(rows, steps),
         waiting=waiting,
+        gpus=gpu_use(steps),
         advice=tuple(advice_of(known)),
         unknown=() if is_waiting_explained(known) else (UNEXPLAINED,),
     )

@@ -13,6 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor, distributed
 
+from pipeline.journal.rows import RankUse
 from trainer.batching.batch import Batch, Sample, SampleTokens
 from trainer.learner import backend, checkpoint, directories, hf, lora
 from trainer.learner.architecture import Architecture
@@ -21,6 +22,7 @@ from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, carried_parts, copy_description, weight_parts
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import Forward, Likelihoods, Logprobs
+from trainer.learner.gpu_use import GpuUse
 from trainer.learner.logprobs import Head
 from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
 from trainer.learner.model import build_model, weights_dtype
@@ -63,6 +65,7 @@ class Learner:
             _freeze(self._model, (lora.SUFFIX,) if config.lora.rank else config.train_only)
             self._wrapped = _wrap(self._model, config)
             self._optimizer = build_optimizer(self._wrapped, config)
+        self.gpu_use = GpuUse.of_this_device()
         self._phases = Phases()
         self._model.config.timers = self._phases
         self._model.config.grad_scale_func = self._optimizer.scale_loss
@@ -97,6 +100,10 @@ class Learner:
     def versions_held(self) -> tuple[int, ...]:
         """Weight versions that `logprobs_under` can compute under, oldest first."""
         return self._snapshots.versions
+
+    def take_gpu_use(self) -> tuple[RankUse, ...]:
+        """How busy the GPUs of all ranks were since the last call."""
+        return self.gpu_use.gathered()
 
     def step(self, batch: Batch) -> StepMetrics | NotFinite:
         """Learn from one batch: `num_epochs` passes of `num_minibatches` updates each.

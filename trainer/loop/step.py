@@ -21,6 +21,7 @@ from pipeline.journal.rows import (
     AuditRow,
     EndReason,
     Fate,
+    RankUse,
     SkippedBatchRow,
     StepDistillation,
     StepJudging,
@@ -56,6 +57,7 @@ class TakenStep:
     version: int  # version of the weights that it started from
     began_at: float  # Unix seconds, like `trained_at`
     trained_at: float  # when it had changed the weights
+    gpu_use: tuple[RankUse, ...]  # since the step before
 
 
 class Steps:
@@ -204,7 +206,9 @@ class Steps:
         self._has_skipped = False
         state.step = batch.step
         run.recorder.record_trained(batch, learner.here.take_tokens(), version=state.version)
-        return TakenStep(groups, batch, fates, metrics, state.version, began_at, trained_at=time.time())
+        trained_at = time.time()
+        use = await learner.call("take_gpu_use") if learner.here.gpu_use.is_sampled else ()
+        return TakenStep(groups, batch, fates, metrics, state.version, began_at, trained_at, use)
 
     def _skip(self, groups: list[Group], batch: Batch, found: NotFinite) -> None:
         """Settle a batch that changed nothing. Raises FloatingPointError if the batch before it was skipped too."""
@@ -307,6 +311,7 @@ class Steps:
             ahead_versions=self._run.staleness.ahead_versions,
             began_at=taken.began_at,
             trained_at=taken.trained_at,
+            gpu_use=taken.gpu_use,
             **self._seconds(metrics, sum(sample.num_tokens for sample in batch.samples)),
         )
 

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from pipeline.journal.rows import DeliveryRow, EnginePause, Row
+from pipeline.journal.rows import DeliveryRow, EnginePause, RankUse, Row
 from pipeline.request import Claim
 from pipeline.rollout_store.reading import DIRECTORY
 from pipeline.where import __main__ as command
@@ -97,3 +98,25 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Cap
         command.main([str(tmp_path)])
     assert refused.value.code == 2
     assert "give the directory of a run" in capsys.readouterr().err
+
+
+def test_gpus_of_ranks_are_summed_over_steps_the_least_busy_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def use(rank: int, training: float, waiting: float) -> RankUse:
+        samples = {"training": 2, "waiting": 1}
+        return RankUse(rank=rank, num_samples=samples, busy={"training": training, "waiting": waiting})
+
+    write(
+        tmp_path,
+        start(110.0),
+        replace(step(1, 200.0, "a"), gpu_use=(use(0, 2.0, 0.0), use(1, 1.0, 0.0))),
+        replace(step(2, 300.0, "b"), gpu_use=(use(0, 1.0, 0.5), use(1, 0.5, 0.0))),
+    )
+    command.main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines() if line.startswith("  rank")] == [
+        ["rank", "1", "37.5%", "0.0%", "6"],
+        ["rank", "0", "75.0%", "25.0%", "6"],
+    ]
+

@@ -198,6 +198,7 @@ def fed(case: Case, results: Path) -> None:
     name = f"fed, {case.name}"
     options = msgspec.structs.replace(case.config, snapshots_kept=1)
     feed = Feed(Learner(options, model_directory=Path(case.model_directory)))
+    feed.learner.gpu_use.sample(0.25 * (distributed.get_rank() + 1))
     if distributed.get_rank() != 0:
         with counted_bytes("recv") as received:
             feed.follow()
@@ -223,6 +224,7 @@ def fed(case: Case, results: Path) -> None:
         "losses": [(metrics.loss, metrics.grad_norm) for metrics in steps],
         "extra": feed.call("restore", results / f"{name}-checkpoint").decode(),
         "steps": feed.learner.steps,
+        "gpu_use": feed.call("take_gpu_use"),
         "remembered": all(
             np.array_equal(left, right) for left, right in zip(before, remembered, strict=True)
         ),

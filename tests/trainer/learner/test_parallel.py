@@ -275,6 +275,7 @@ def test_rank_0_leads_and_the_other_follows(name: str, results: Path, models: di
     expected = train(Learner(single(config(**LAYOUTS[name])), model_directory=models[name]), 3)
     np.testing.assert_allclose(seen["losses"], expected, rtol=1e-4)
     assert (seen["extra"], seen["steps"], seen["remembered"]) == ("cursor", 2, True)
+    assert [(one["rank"], one["busy"]) for one in seen["gpu_use"]] == [(0, {"waiting": 0.25}), (1, {"waiting": 0.5})]
     assert read_export(results / f"fed, {name}").keys() == read_export(models[name]).keys()
 
 

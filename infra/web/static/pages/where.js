@@ -19,6 +19,7 @@ export async function show(here) {
         ". The parts of each table add up to its wall time. A piece of advice can gain at most what it says, by itself; gains do not add up."),
       section("What would help most", advice(found)),
       ...ROLES.map(([role, title]) => section(title, parts(title, found[role].parts_s, found[role].wall_s), said(found[role].unknown))),
+      found.gpus.length ? section("How busy the GPUs of the learner were", gpus(found.gpus)) : "",
       found.waiting ? section("What slots did while the trainer waited for groups", parts("Slots while the trainer waited", found.waiting.parts_s,
         Object.values(found.waiting.parts_s).reduce((sum, one) => sum + one, 0)),
       found.waiting.cpu_share === null ? "" : element("p", {}, `The processors of the machine were ${percent(found.waiting.cpu_share)} busy meanwhile.`)) : "",
@@ -34,6 +35,22 @@ function advice({ advice: found, unknown }) {
     { name: "What and why", cell: (one) => one.text },
     { name: "Of the trainer's wall, at most", number: true, cell: (one) => percent(one.gain) },
   ], found, "Nothing that is known would gain 1 %."), said(unknown)];
+}
+
+const MOST_RANKS = 16;
+
+/** A row for each rank; of many ranks the least busy ones. */
+function gpus(ranks) {
+  const sum = (of) => Object.values(of).reduce((total, one) => total + one, 0);
+  const doing = [...new Set(ranks.flatMap((one) => Object.keys(one.num_samples)))].sort();
+  const shown = [...ranks].sort((a, b) => sum(a.busy) - sum(b.busy)).slice(0, MOST_RANKS);
+  const share = (busy, samples) => percent(samples ? (busy ?? 0) / samples : null);
+  return [table("Share of the time in which a kernel ran, by what the rank did, the least busy first", [
+    { name: "Rank", cell: (one) => one.rank },
+    ...doing.map((name) => ({ name, number: true, cell: (one) => share(one.busy[name], one.num_samples[name]) })),
+    { name: "In all", number: true, cell: (one) => share(sum(one.busy), sum(one.num_samples)) },
+    { name: "Samples", number: true, title: "one a second", cell: (one) => sum(one.num_samples) },
+  ], shown), ranks.length > shown.length ? element("p", { class: "hint" }, `${ranks.length - shown.length} ranks that were busier are not listed.`) : ""];
 }
 
 function said(sentences) {

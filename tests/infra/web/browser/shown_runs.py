@@ -66,6 +66,7 @@ def write_step(directory: Path, number: int, group: list[Trajectory]) -> None:
         "lag_max": 1,
         "logprob_gap_mean": 1e-4,
         "wall_s": sum(PARTS.values()),
+        "gpu_use": [{"rank": 0, "num_samples": {"training": 4}, "busy": {"training": 3.0}}],
     }
     row = step(number, [one.claim.request.id for one in group])
     append(directory, "steps", row | numbers | PARTS | {"judging": judging(num_judged=MEMBERS, num_scored=6)})

@@ -30,7 +30,7 @@ PAGES = {
     ),
     "tasks": (f"#/tasks/{FINISHED}", "Tasks", "its reference fails"),
     "who gets trained": (f"#/trained/{FINISHED}", "Who gets trained", "Of 25 training rollouts"),
-    "where": (f"#/where/{FINISHED}", "Where the time went", "waiting for groups"),
+    "where": (f"#/where/{FINISHED}", "Where the time went", "75 %"),
     "recipe": (f"#/recipe/{FINISHED}?with={OTHER}", "Recipe and logs", "num_steps = 6"),
     "no such page": ("#/nothing", "No such page", "Choose a run"),
 }
