@@ -308,7 +308,12 @@ def _matcher(pattern: str) -> Callable[[str], bool]:
     wanted = fnmatch.translate(_only_stars(pattern)) if is_whole else re.escape(pattern)
     expression = re.compile(wanted, re.IGNORECASE | re.DOTALL)
     found = expression.match if is_whole else expression.search
-    return functools.cache(lambda text: found(text) is not None)  # few values, many rows
+
+    @functools.cache  # few values, many rows
+    def matches(text: str) -> bool:
+        return found(text) is not None
+
+    return matches
 
 
 def _only_stars(pattern: str) -> str:

@@ -59,7 +59,7 @@ class RolloutRow(EpisodeFacts, frozen=False, kw_only=True, gc=False):  # pyright
         msgspec.structs.force_setattr(self, "finished_at", self.finished_at or self.at)
         for name in _REPEATED:
             setattr(self, name, sys.intern(getattr(self, name)))
-        self.engines = tuple(map(sys.intern, self.engines))
+        msgspec.structs.force_setattr(self, "engines", tuple(map(sys.intern, self.engines)))
 
 
 _REPEATED = ("task_id", "group_id", "worker", "purpose", "outcome", "fate", "evaluation", "control", "patch")
