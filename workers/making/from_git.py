@@ -209,12 +209,13 @@ class CommitWalk:
 
     def _interface(self, fix: Fix, split: Split) -> tuple[str, ...]:
         """What the hidden tests use of the code that only the fix brings."""
-        old: list[Declaration] = []
+        old: list[tuple[str, Declaration]] = []
         new: list[tuple[str, Declaration]] = []
+        ecosystem = self.stages.ecosystem
         for path, before, after in self._code(fix, split):
-            old += self.stages.ecosystem.declarations(before)
-            new += ((path, one) for one in self.stages.ecosystem.declarations(after))
-        return expected(old, new, split.tests)
+            old += ((path, one) for one in ecosystem.declarations(before))
+            new += ((path, one) for one in ecosystem.declarations(after))
+        return expected(old, new, split.tests, ecosystem.namespace)
 
     def _code(self, fix: Fix, split: Split) -> Iterator[tuple[str, bytes, bytes]]:
         """The path of each file of code that the fix changes, and its source before and after."""
