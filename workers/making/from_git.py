@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
@@ -198,12 +198,14 @@ class CommitWalk:
         )
 
     def given_away(self, fix: Fix, split: Split) -> Callable[[str], bool]:
-        """A function that says whether a name is new in the fix, and known neither to the base nor to the hidden tests."""
+        """A function that says whether a name, of a file, too, is new in the fix, and known neither to the base nor to the hidden tests."""
         old: set[str] = set()
         new: set[str] = set()
-        for _, before, after in self._code(fix, split):
+        for path, before, after in self._code(fix, split):
             old |= self.stages.ecosystem.names(before)
             new |= self.stages.ecosystem.names(after)
+            if not before:
+                new.add(PurePosixPath(path).stem)
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
 

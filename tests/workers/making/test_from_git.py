@@ -65,6 +65,18 @@ def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> No
     assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
 
 
+def test_a_message_does_not_name_a_file_that_the_fix_brings(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Half cents are lost. Let `_half.py` round them.",
+        {"pricing.py": ROUNDS, "_half.py": "from decimal import ROUND_HALF_UP as UP\n", "tests/test_pricing.py": TEST + TEST_HALF},
+    )
+    (one,) = entered(repository, tmp_path, only=sha)
+    assert one.task is not None
+    assert one.task.problem == "Half cents are lost."
+
+
 def test_a_problem_has_what_the_hidden_tests_call_and_only_the_fix_brings(tmp_path: Path) -> None:
     repository = Repository.at(tmp_path / "pricing")
     repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
