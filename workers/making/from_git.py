@@ -109,9 +109,9 @@ class CommitWalk:
 
     def enter_all(self) -> None:
         """Enters every commit that is not in the book yet, and those of which it had only a part."""
-        discussions = (
-            read_discussions(self.stages.options.pulls) if self.stages.options.pulls else Discussions()
-        )
+        history, pulls = self.stages.history, self.stages.options.pulls
+        name = PurePosixPath(history.origin or history.repository.resolve()).name.removesuffix(".git")
+        discussions = read_discussions(pulls, name) if pulls else Discussions()
         for fix in joined(self._commits(), discussions):
             known = self.stages.book.candidates.get(fix.head.sha)
             if known and (known.reason != PART or fix.is_part):

@@ -22,7 +22,7 @@ from workers.making.history import Commit, Fallen
 GIVE_AWAY = ("code: ", "difference: ", "names what the fix brings: ")  # how parts begin that tell of the fix
 LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
 _CLOSES = re.compile(
-    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE
+    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/([\w.-]+))?#(\d+)\b", re.IGNORECASE
 )
 _PULL_IN_SUBJECT = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+)")
 _MERGE_SUBJECT = re.compile(r"\AMerge (?:pull request|branch|remote-tracking branch|tag)\b[^\n]*\n*")
@@ -107,10 +107,11 @@ class Issue(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Discussions:
-    """The pull requests and issues of an export."""
+    """The pull requests and issues of an export. `name` is the repository's, "" if references to any are taken for its own."""
 
     pulls: Mapping[int, Pull] = field(default_factory=dict[int, Pull])
     issues: Mapping[int, Issue] = field(default_factory=dict[int, Issue])
+    name: str = ""
 
     def pull_of(self, fix: Fix) -> Pull | None:
         shas = {one.sha for one in fix.commits}
@@ -121,8 +122,8 @@ class Discussions:
         return self.pulls.get(int(named[1] or named[2])) if named else None
 
 
-def read_discussions(path: Path) -> Discussions:
-    """The pull requests and issues of an export, one a line as JSON. Raises ValueError naming line and field."""
+def read_discussions(path: Path, name: str = "") -> Discussions:
+    """The pull requests and issues of an export of the repository `name`, one a line as JSON. Raises ValueError naming line and field."""
     pulls: dict[int, Pull] = {}
     issues: dict[int, Issue] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -140,7 +141,7 @@ def read_discussions(path: Path) -> Discussions:
         if not pull.merge_commit_sha and not pull.commits:
             raise ValueError(f"--pulls: {path}:{number}: merge_commit_sha: give it, or commits")
         pulls[pull.number] = pull
-    return Discussions(pulls, issues)
+    return Discussions(pulls, issues, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,11 @@ def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:
     messages = "\n\n".join(one.message.strip() for one in reversed(fix.commits))
     pull = discussions.pull_of(fix)
     linked = [*(pull.issues if pull else ())]
-    linked += [int(number) for number in _CLOSES.findall(f"{(pull and pull.body) or ''}\n{messages}")]
+    linked += [
+        int(number)
+        for name, number in _CLOSES.findall(f"{(pull and pull.body) or ''}\n{messages}")
+        if not name or discussions.name.lower() in ("", name.lower())
+    ]
     for number in linked:
         if issue := discussions.issues.get(number):
             return f"issue {number}", f"# {issue.title}\n\n{issue.body or ''}"

@@ -269,6 +269,20 @@ def test_the_linked_issue_counts_before_the_pull_request_and_this_before_the_mes
     assert problem("Merge pull request #9 from x/y\n\nSums are wrong").text == "Sums are wrong"
 
 
+@pytest.mark.parametrize(
+    ("message", "source"),
+    [
+        ("Fixes other/project#3", "commit message"),
+        ("Fixes fork/Prices#3", "issue 3"),
+        ("Fixes #3", "issue 3"),
+        ("Fixes #3b", "commit message"),
+    ],
+)
+def test_an_issue_of_another_repository_is_not_that_of_the_number_here(message: str, source: str) -> None:
+    issue = Issue(issue=3, title="Sums are wrong", body="")
+    assert problem(f"Mend sums.\n\n{message}", Discussions({}, {3: issue}, "prices")).source == source
+
+
 def test_a_problem_of_few_words_falls() -> None:
     with pytest.raises(Fallen, match="problem too short: 2 words of the commit message, --min-words 3"):
         problem("Mend sums", least_words=3)
