@@ -7,6 +7,7 @@ a killed one ended. Exit status: 0 done; 1 some commits could not be tried becau
 """
 
 import argparse
+import dataclasses
 import functools
 import hashlib
 import re
@@ -36,6 +37,7 @@ from workers.making.history import Commit, Fallen, GitError, iso_date, resolved
 from workers.making.interfaces import expected, with_interface
 from workers.making.problems import (
     Discussions,
+    Pull,
     joined,
     problem_of,
     read_discussions,
@@ -112,7 +114,11 @@ class CommitWalk:
         history, pulls = self.stages.history, self.stages.options.pulls
         name = PurePosixPath(history.origin or history.repository.resolve()).name.removesuffix(".git")
         discussions = read_discussions(pulls, name) if pulls else Discussions()
+        pull_of = {sha: pull for pull in discussions.pulls.values() for sha in pull.commits}
         for fix in joined(self._commits(), discussions):
+            # `joined` knows of earlier commits alone.
+            if (pull := pull_of.get(fix.head.sha)) and self._goes_on(fix, pull):
+                fix = dataclasses.replace(fix, is_part=True)
             known = self.stages.book.candidates.get(fix.head.sha)
             if known and (known.reason != PART or fix.is_part):
                 continue
@@ -124,6 +130,13 @@ class CommitWalk:
             f"{len(self.stages.book.candidates)} commits seen, {found} may become tasks",
             file=sys.stderr,
             flush=True,
+        )
+
+    def _goes_on(self, fix: Fix, pull: Pull) -> bool:
+        """Whether later commits of its pull request are not among those of the fix."""
+        shas = {one.sha for one in fix.commits}
+        return any(
+            self.stages.history.is_ancestor(fix.head.sha, sha) for sha in pull.commits if sha not in shas
         )
 
     def _commits(self) -> tuple[Commit, ...]:
