@@ -215,12 +215,17 @@ class CommitWalk:
         old: set[str] = set()
         new: set[str] = set()
         for path, before, after in self._code(fix, split):
-            old |= self.stages.ecosystem.names(before)
-            new |= self.stages.ecosystem.names(after)
+            old |= self._names(before)
+            new |= self._names(after)
             if not before:
                 new.add(PurePosixPath(path).stem)
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
+
+    def _names(self, source: bytes) -> frozenset[str]:
+        """The names in a source, or all its words where it cannot be parsed, such as that of a newer version of the language."""
+        found = self.stages.ecosystem.names(source)
+        return found or frozenset(re.findall(r"\w+", source.decode("utf-8", "replace")))
 
     def _interface(self, fix: Fix, split: Split) -> tuple[str, ...]:
         """What the hidden tests use of the code that only the fix brings."""

@@ -78,6 +78,19 @@ def test_a_message_does_not_name_a_file_that_the_fix_brings(tmp_path: Path) -> N
     assert one.task.problem == "Half cents are lost."
 
 
+def test_a_message_does_not_name_what_a_file_brings_that_cannot_be_parsed(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    odd = "\ndef of a newer language:\n"
+    repository.commit("Begin", {"pricing.py": PRICING + odd, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Half cents are lost. Call `nearest_cent` everywhere.",
+        {"pricing.py": f"{ROUNDS}{odd}nearest_cent = 1\n", "tests/test_pricing.py": TEST + TEST_HALF},
+    )
+    (one,) = entered(repository, tmp_path, only=sha)
+    assert one.task is not None
+    assert one.task.problem == "Half cents are lost."
+
+
 def test_a_problem_has_what_the_hidden_tests_call_and_only_the_fix_brings(tmp_path: Path) -> None:
     repository = Repository.at(tmp_path / "pricing")
     repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
