@@ -137,10 +137,16 @@ class CandidateBook:
         self.candidates[one.sha] = one
 
     def _append(self, line: TaskCandidate | Settings) -> None:
-        left = msgspec.json.encode(line) + b"\n"
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-        os.fsync(self._descriptor)
+        left, num_bytes = msgspec.json.encode(line) + b"\n", os.fstat(self._descriptor).st_size
+        try:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError:
+            os.ftruncate(
+                self._descriptor, num_bytes
+            )  # another job's line must not come after a part of this one
+            raise
 
     def close(self) -> None:
         os.close(self._descriptor)

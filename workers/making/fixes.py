@@ -25,7 +25,7 @@ class Fix:
     base: str
     head: Commit
     commits: tuple[Commit, ...]  # newest first; several are one pull request
-    is_part: bool = False  # whether earlier commits of the pull request are not among those of the command
+    is_part: bool = False  # whether commits of the pull request are not among those of the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _candidate_changes(history: History, fix: Fix, ecosystem: Ecosystem, max_fil
     if not fix.base:
         raise Fallen("has no parent")
     if fix.is_part:
-        raise Fallen(PART, "--max-commits, --since or --only cuts it")
+        raise Fallen(PART, "--max-commits, --since, --until, --branch or --only cuts it")
     if any(_BOT.search(f"{one.author} {one.email}") for one in fix.commits):
         raise Fallen("by a bot", fix.head.author)
     try:

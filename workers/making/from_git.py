@@ -7,6 +7,7 @@ a killed one ended. Exit status: 0 done; 1 some commits could not be tried becau
 """
 
 import argparse
+import dataclasses
 import functools
 import hashlib
 import re
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from msgspec.structs import replace
 
@@ -36,6 +37,7 @@ from workers.making.history import Commit, Fallen, GitError, iso_date, resolved
 from workers.making.interfaces import expected, with_interface
 from workers.making.problems import (
     Discussions,
+    Pull,
     joined,
     problem_of,
     read_discussions,
@@ -109,10 +111,14 @@ class CommitWalk:
 
     def enter_all(self) -> None:
         """Enters every commit that is not in the book yet, and those of which it had only a part."""
-        discussions = (
-            read_discussions(self.stages.options.pulls) if self.stages.options.pulls else Discussions()
-        )
+        history, pulls = self.stages.history, self.stages.options.pulls
+        name = PurePosixPath(history.origin or history.repository.resolve()).name.removesuffix(".git")
+        discussions = read_discussions(pulls, name) if pulls else Discussions()
+        pull_of = {sha: pull for pull in discussions.pulls.values() for sha in pull.commits}
         for fix in joined(self._commits(), discussions):
+            # `joined` knows of earlier commits alone.
+            if (pull := pull_of.get(fix.head.sha)) and self._goes_on(fix, pull):
+                fix = dataclasses.replace(fix, is_part=True)
             known = self.stages.book.candidates.get(fix.head.sha)
             if known and (known.reason != PART or fix.is_part):
                 continue
@@ -124,6 +130,13 @@ class CommitWalk:
             f"{len(self.stages.book.candidates)} commits seen, {found} may become tasks",
             file=sys.stderr,
             flush=True,
+        )
+
+    def _goes_on(self, fix: Fix, pull: Pull) -> bool:
+        """Whether later commits of its pull request are not among those of the fix."""
+        shas = {one.sha for one in fix.commits}
+        return any(
+            self.stages.history.is_ancestor(fix.head.sha, sha) for sha in pull.commits if sha not in shas
         )
 
     def _commits(self) -> tuple[Commit, ...]:
@@ -198,23 +211,31 @@ class CommitWalk:
         )
 
     def given_away(self, fix: Fix, split: Split) -> Callable[[str], bool]:
-        """A function that says whether a name is new in the fix, and known neither to the base nor to the hidden tests."""
+        """A function that says whether a name, of a file, too, is new in the fix, and known neither to the base nor to the hidden tests."""
         old: set[str] = set()
         new: set[str] = set()
-        for _, before, after in self._code(fix, split):
-            old |= self.stages.ecosystem.names(before)
-            new |= self.stages.ecosystem.names(after)
+        for path, before, after in self._code(fix, split):
+            old |= self._names(before)
+            new |= self._names(after)
+            if not before:
+                new.add(PurePosixPath(path).stem)
         only_new = new - old - set(re.findall(r"\w+", split.tests))
         return lambda name: name in only_new and not self.stages.history.contains(fix.base, name)
 
+    def _names(self, source: bytes) -> frozenset[str]:
+        """The names in a source, or all its words where it cannot be parsed, such as that of a newer version of the language."""
+        found = self.stages.ecosystem.names(source)
+        return found or frozenset(re.findall(r"\w+", source.decode("utf-8", "replace")))
+
     def _interface(self, fix: Fix, split: Split) -> tuple[str, ...]:
         """What the hidden tests use of the code that only the fix brings."""
-        old: list[Declaration] = []
+        old: list[tuple[str, Declaration]] = []
         new: list[tuple[str, Declaration]] = []
+        ecosystem = self.stages.ecosystem
         for path, before, after in self._code(fix, split):
-            old += self.stages.ecosystem.declarations(before)
-            new += ((path, one) for one in self.stages.ecosystem.declarations(after))
-        return expected(old, new, split.tests)
+            old += ((path, one) for one in ecosystem.declarations(before))
+            new += ((path, one) for one in ecosystem.declarations(after))
+        return expected(old, new, split.tests, ecosystem.namespace)
 
     def _code(self, fix: Fix, split: Split) -> Iterator[tuple[str, bytes, bytes]]:
         """The path of each file of code that the fix changes, and its source before and after."""

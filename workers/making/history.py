@@ -202,6 +202,13 @@ class History:
                     continue
         return found
 
+    def is_ancestor(self, commit: str, other: str) -> bool:
+        """Whether `other` was made on top of `commit`; not if either is not there."""
+        try:
+            return self.git("merge-base", "--is-ancestor", commit, other) == b""
+        except GitError:
+            return False
+
     def contains(self, commit: str, word: str) -> bool:
         """Whether a file of the commit has this word."""
         try:

@@ -1,12 +1,14 @@
 """The problem of a task: what people wrote about a change, without what gives the change away.
 
 The text is that of the linked issue, else of the pull request, else the commit's message. What is taken out of it is recorded: hashes,
-links, trailers, differences, code that repeats added lines, and sentences with names that only the fix brings. A name that the hidden tests
-use stays, because the task could not be solved without it. A text that a model writes is cleaned in the same way (`reports.py`).
+links, trailers, differences, code that repeats added lines, and sentences with names that only the fix brings. Hashes, links and the like
+in code stay, because they are what the code works on. A name that the hidden tests use stays, because the task could not be solved without
+it. A text that a model writes is cleaned in the same way (`reports.py`).
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,37 +22,67 @@ from workers.making.history import Commit, Fallen
 GIVE_AWAY = ("code: ", "difference: ", "names what the fix brings: ")  # how parts begin that tell of the fix
 LEAST_TELLING_CHARS = 8  # length of an added line that a block of code may not repeat
 _CLOSES = re.compile(
-    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/[\w.-]+)?#(\d+)", re.IGNORECASE
+    r"\b(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?)\b:?\s+(?:[\w.-]+/([\w.-]+))?#(\d+)\b", re.IGNORECASE
 )
 _PULL_IN_SUBJECT = re.compile(r"\(#(\d+)\)\s*$|^Merge pull request #(\d+)")
 _MERGE_SUBJECT = re.compile(r"\AMerge (?:pull request|branch|remote-tracking branch|tag)\b[^\n]*\n*")
-FENCED = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[^\n]*$|\Z)", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(
+    r"^[ \t>*+-]*(?P<fence>`{3,}(?=[^`\n]*\n)|~{3,})[^\n]*\n.*?(?:^[ \t>]*(?P=fence)[`~]*[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_DIFF_FENCE = re.compile(
+    r"[^`~\n]*(?:`{3,}|~{3,})[ \t]*\{?[ \t]*\.?(?:u?diff|patch|suggestion)\b", re.IGNORECASE
+)
+_INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?:(?: {4}|\t)[^\n]*(?:\n|\Z)|[ \t]*\n(?= {4}|\t))+")
+# A line that is empty goes on with a hunk, because git removes the blank that begins it from messages.
+_HUNK = r"@@+ -\d.*\n?(?:[-+ \\].*\n?|\n(?=[+ \\]|-(?! \S)))*"
 _DIFF = re.compile(
-    r"^(?:diff --git .*\n?|index [0-9a-f]+\.\..*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|@@ -\d.*\n?(?:[-+ \\].*\n?)*)",
+    r"^(?:diff --(?:git|cc|combined) .*\n?(?:(?:old|new|deleted|similarity|dissimilarity|rename|copy) .*\n?)*"
+    rf"|Index: \S.*\n=+\n|index [0-9a-f]+(?:,[0-9a-f]+)*\.\..*\n?|--- \S.*\n\+\+\+ \S.*\n?|--- [ab]/.*\n?|\+\+\+ [ab]/.*\n?|{_HUNK})",
     re.MULTILINE,
 )
 _TRAILER = re.compile(
-    r"^[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*\n?|^\(cherry picked from commit .*\n?", re.MULTILINE
+    r"^(?:[A-Z][A-Za-z]+(?:-[A-Za-z]+)*-[Bb]y|Change-Id|Reviewed-on|git-svn-id):[ \t]+\S.*\n?"
+    r"|^(?:[A-Z][A-Za-z]+(?:-[A-Za-z]+)+:[ \t]+\S.*(?:\n|\Z)){1,20}\s*\Z|^\(cherry picked from commit .*\n?",
+    re.MULTILINE,
 )
 _NUMBER = r"(?:[\w.-]+/[\w.-]+)?#\d+"
 _BY = r"(?:this(?: commit| change| patch| PR)?[ \t]+)?"
 _REFERRING = rf"\b{_BY}(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?\s+{_NUMBER}"
 _MORE = rf"(?:[ \t]*(?:[,;&]|\band\b)+[ \t]*(?:{_REFERRING}|{_NUMBER}))*"
+# What goes on with a sentence, which would have no beginning without the reference
+_GOES_ON = r"(?![ \t]+(?:as|because|but|by|for|from|if|in|of|on|or|so|that|to|when|where|which|while|with)\b)"
 _REFERENCE = re.compile(
-    rf"^(?:{_REFERRING}{_MORE}|\({_NUMBER}{_MORE}\))[ \t]*(?:[:,.-][ \t]*)?"
+    rf"^(?:{_REFERRING}{_MORE}|\({_NUMBER}{_MORE}\)){_GOES_ON}[ \t]*(?:[:,.-][ \t]*)?"
     rf"| ?\((?:{_REFERRING}|{_NUMBER}){_MORE}\)\.?|(?P<inside>{_REFERRING}{_MORE}\.?)",
     re.IGNORECASE | re.MULTILINE,
 )
 _LINE_END = re.compile(r"[ \t]*$", re.MULTILINE)
-_LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\s]+\)")
-_LINK = re.compile(r"<?\b(?:https?|ftp|git|ssh)://[^\s>)]+>?")
-_HASH = re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b")
-_SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?](?![ \t\n]|\Z)[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)")
+_LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\((?=[^)\s]{0,300}[/#:])[^)\s]{1,500}\)")
+_ADDRESS = r"<?\b(?:https?|ftp|git|ssh)://(?:[^\s>)\"'`,.;:!?]|[,.;:!?'](?![\s)]|\Z))+>?"
+_LINK = re.compile(
+    rf"^(?:[ \t]*[-*+][ \t]+)?(?:{_BY}(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?[ \t]+)?{_ADDRESS}[ \t]*\.?$"
+    rf"| ?\({_ADDRESS}\)|(?P<inside>{_ADDRESS})",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HEX = r"(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}"
+_HASH = re.compile(rf"(?:\bcommit[ \t]+)?(?:`{_HEX}`|(?<![-#\w]){_HEX}(?![-\w]))")
+_SENTENCE = re.compile(
+    r"(?:[ \t]*\d{1,3}\.(?=[ \t]))?[^.!?\n]*(?:(?:[.!?](?![ \t\n]|\Z)|(?:(?<=\b[Ee]\.g)|(?<=\b[Ii]\.e)|(?<=\b[Cc]f)|(?<=\bvs))\.)"
+    r"[^.!?\n]*)*[.!?]?(?:[ \t]+|\n|\Z)"
+)
 _WRAPPED = re.compile(r"[^.!?:\s][ \t]*\n\Z")  # a line that ends without a mark
+_WRAPPED_CHARS = 60  # a line that would be longer with the next word is wrapped
+_ITEM = re.compile(r"[ \t]*(?:[-*+>|#\u2022]|\d+[.)][ \t])")  # how lines begin that go on with no other
 _MARKS = " \t+->*$`"  # of a difference, a quotation, a list, a prompt or code at the ends of a line
+_NUMBERED = re.compile(r"\A[ \t>]*\d+[.)][ \t]")
 _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # which a text may ask for
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
 _RULE = re.compile(r"\n\n[-_*]{2,}\Z")  # before trailers that are gone
+_OPERATES = re.compile(r"[=\[\]{}<>|&^~@+*/%]|\w\(")  # what makes a line code, wherever it is quoted
+_PROSE = re.compile(
+    rb"\.(?:md|rst|txt|adoc|html?)\Z|/[^/.]+\Z|\A[^/.]+\Z", re.IGNORECASE
+)  # files that hold no code
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
@@ -75,10 +107,11 @@ class Issue(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Discussions:
-    """The pull requests and issues of an export."""
+    """The pull requests and issues of an export. `name` is the repository's, "" if references to any are taken for its own."""
 
     pulls: Mapping[int, Pull] = field(default_factory=dict[int, Pull])
     issues: Mapping[int, Issue] = field(default_factory=dict[int, Issue])
+    name: str = ""
 
     def pull_of(self, fix: Fix) -> Pull | None:
         shas = {one.sha for one in fix.commits}
@@ -89,8 +122,8 @@ class Discussions:
         return self.pulls.get(int(named[1] or named[2])) if named else None
 
 
-def read_discussions(path: Path) -> Discussions:
-    """The pull requests and issues of an export, one a line as JSON. Raises ValueError naming line and field."""
+def read_discussions(path: Path, name: str = "") -> Discussions:
+    """The pull requests and issues of an export of the repository `name`, one a line as JSON. Raises ValueError naming line and field."""
     pulls: dict[int, Pull] = {}
     issues: dict[int, Issue] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
@@ -108,7 +141,7 @@ def read_discussions(path: Path) -> Discussions:
         if not pull.merge_commit_sha and not pull.commits:
             raise ValueError(f"--pulls: {path}:{number}: merge_commit_sha: give it, or commits")
         pulls[pull.number] = pull
-    return Discussions(pulls, issues)
+    return Discussions(pulls, issues, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +174,39 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
     removed: list[str] = []
     added = frozenset(map(_squeezed, added_lines(patch)))
     text = _without_code(text.replace("\r\n", "\n"), added, removed)
-    for kind, pattern in (
-        ("difference", _DIFF),
-        ("trailer", _TRAILER),
-        ("reference", _REFERENCE),
-        ("link", _LINK),
-        ("hash", _HASH),
+    for kind, pattern, instead in (
+        ("difference", _DIFF, ""),
+        ("trailer", _TRAILER, ""),
+        ("reference", _REFERENCE, ""),
+        ("link", _LINK, "a page"),
+        ("hash", _HASH, "an earlier commit"),
     ):
-        text = _LINKED_TEXT.sub(r"\1", text) if kind == "link" else text
-        taken = [found for found in pattern.finditer(text) if not _is_inside(found)]
+        if kind == "link":
+            text = _replaced(text, ((found, found[1]) for found in _outside_code(_LINKED_TEXT, text)))
+        taken = [found for found in _outside_code(pattern, text) if not _is_inside(found)]
         removed += [f"{kind}: {found[0].strip()}" for found in taken]
-        text = _replaced(text, taken, "an earlier commit" if kind == "hash" else "")
-    text = "".join(_kept_sentences(text, added, is_given_away, removed))
+        text = _replaced(
+            text, ((found, instead if found.groupdict().get("inside", instead) else "") for found in taken)
+        )
+    text = "".join(_kept_sentences(text, added, _quoted(text, patch), is_given_away, removed))
     text = re.sub(r"(?<![ \t])[ \t]+(?=\n|\Z)", "", re.sub(r"\n{3,}", "\n\n", text)).strip()
     return _RULE.sub("", text), tuple(removed)
+
+
+def _outside_code(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Where the text has the pattern outside of blocks of code and of more between backquotes than the pattern alone."""
+    code = sorted(
+        [found.span() for block in (FENCED, _INDENTED) for found in block.finditer(text)]
+        + [found.span() for found in _SPAN.finditer(text) if not pattern.fullmatch(found[2])]
+    )
+    starts = [start for start, _ in code]
+    ends: list[int] = []
+    for _, end in code:
+        ends.append(max(end, ends[-1] if ends else 0))
+    for found in pattern.finditer(text):
+        before = bisect_right(starts, found.start())
+        if pattern is _DIFF or not before or ends[before - 1] < found.end():
+            yield found
 
 
 def _is_inside(found: re.Match[str]) -> bool:
@@ -163,10 +215,10 @@ def _is_inside(found: re.Match[str]) -> bool:
     return is_inside and _LINE_END.match(found.string, found.end()) is None
 
 
-def _replaced(text: str, parts: Iterable[re.Match[str]], instead: str) -> str:
+def _replaced(text: str, parts: Iterable[tuple[re.Match[str], str]]) -> str:
     """The text with something else instead of these parts of it."""
     kept, at = list[str](), 0
-    for found in parts:
+    for found, instead in parts:
         kept += [text[at : found.start()], instead]
         at = found.end()
     return "".join([*kept, text[at:]])
@@ -177,7 +229,11 @@ def _source(fix: Fix, discussions: Discussions) -> tuple[str, str]:
     messages = "\n\n".join(one.message.strip() for one in reversed(fix.commits))
     pull = discussions.pull_of(fix)
     linked = [*(pull.issues if pull else ())]
-    linked += [int(number) for number in _CLOSES.findall(f"{(pull and pull.body) or ''}\n{messages}")]
+    linked += [
+        int(number)
+        for name, number in _CLOSES.findall(f"{(pull and pull.body) or ''}\n{messages}")
+        if not name or discussions.name.lower() in ("", name.lower())
+    ]
     for number in linked:
         if issue := discussions.issues.get(number):
             return f"issue {number}", f"# {issue.title}\n\n{issue.body or ''}"
@@ -204,11 +260,12 @@ def _without_code(text: str, added: frozenset[str], removed: list[str]) -> str:
     """
 
     def is_told(line: str) -> bool:
-        return not added.isdisjoint(_squeezed(one) for one in (line, line.strip(_MARKS)))
+        bare = _NUMBERED.sub("", line).strip(_MARKS)
+        return not added.isdisjoint(_squeezed(one) for one in (line, line.strip(_MARKS), bare))
 
     def kept(found: re.Match[str]) -> str:
         block = found[0]
-        is_diff = block.startswith(("```diff", "```patch")) or re.search(r"^@@ -\d", block, re.MULTILINE)
+        is_diff = _DIFF_FENCE.match(block) or re.search(r"^[ \t>]*@@ -\d", block, re.MULTILINE)
         if is_diff or any(map(is_told, block.split("\n"))):
             removed.append(f"code: {block.strip()}")
             return ""
@@ -233,41 +290,93 @@ def _quotes_code(sentence: str, added: frozenset[str]) -> bool:
     return any(span in added and not _PLAIN_RESULT.fullmatch(span) for span in spans)
 
 
+def _quoted(text: str, patch: str) -> list[tuple[int, int]]:
+    """Where the text quotes an added line of code, whatever is around it and however it is spaced, as begin and end."""
+    lines: set[str] = set()
+    for section in diff.sections(patch.encode()):
+        if not _PROSE.search(section.new or section.old or b""):
+            lines |= {
+                line.decode("utf-8", "replace")
+                for hunk in section.hunks
+                for sign, line in hunk.lines
+                if sign == b"+"
+            }
+    told, squeezed = added_lines(patch), "".join(text.split())
+    quotable = {_squeezed(line) for line in lines if line.strip() in told and _OPERATES.search(line)}
+    found: list[tuple[int, int]] = []
+    for line in quotable:
+        if len(line) >= LEAST_TELLING_CHARS and line in squeezed:
+            begin, end = (r"(?<!\w)" if line[0].isalnum() else ""), (r"(?!\w)" if line[-1].isalnum() else "")
+            pattern = begin + r"\s*".join(map(re.escape, line)) + end
+            found += [one.span() for one in re.finditer(pattern, text)]
+    return found
+
+
 def _kept_sentences(
-    text: str, added: frozenset[str], is_given_away: Callable[[str], bool], removed: list[str]
+    text: str,
+    added: frozenset[str],
+    quoted: Sequence[tuple[int, int]],
+    is_given_away: Callable[[str], bool],
+    removed: list[str],
 ) -> Iterator[str]:
-    """The sentences of the text without those that quote an added line, or name what only the fix brings."""
-    for sentence in _sentences(text):
-        if _quotes_code(sentence, added):
-            removed.append(f"code: {sentence.strip()}")
-            yield "\n" if sentence.endswith("\n") else ""
-        elif any(is_given_away(name) for name in names_in_text(sentence)):
-            removed.append(f"names what the fix brings: {sentence.strip()}")
-            yield "\n" if sentence.endswith("\n") else ""
+    """The sentences and blocks of code of the text without those that quote an added line, or name what only the fix brings."""
+    at = 0
+    for part in _parts(text):
+        start, at = at, at + len(part)
+        if _quotes_code(part, added) or any(first < at and start < last for first, last in quoted):
+            why = "code"
+        elif any(is_given_away(name) for name in names_in_text(part)):
+            why = "names what the fix brings"
         else:
-            yield sentence
+            yield part
+            continue
+        removed.append(f"{why}: {part.strip()}")
+        yield "\n" if part.endswith("\n") else ""
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The sentences and the blocks of code of the text, one after another."""
+    at = 0
+    blocks = sorted(found.span() for block in (FENCED, _INDENTED) for found in block.finditer(text))
+    for start, end in blocks:
+        if start >= at:
+            yield from _sentences(text[at:start])
+            yield text[start:end]
+            at = end
+    yield from _sentences(text[at:])
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """The sentences of the text, one after another. A line that begins in small letters goes on with the sentence of the line before,
-    unless a mark ended that.
+    """The sentences of the text, one after another. A line goes on with the sentence of the line before, unless a mark ended that, if it
+    begins in small letters, with a quotation or a bracket, or would have made that line long.
     """
     parts: list[str] = []
     for found in _SENTENCE.finditer(text):
         part = found[0]
-        if parts and not (_WRAPPED.search(parts[-1]) and part[:1].islower()):
+        if parts and not (_WRAPPED.search(parts[-1]) and _goes_on(text, found.start())):
             yield "".join(parts)
             parts.clear()
         parts.append(part)
     yield "".join(parts)
 
 
+def _goes_on(text: str, at: int) -> bool:
+    """Whether the line that begins at `at` goes on with the line before, which no mark ends."""
+    words = text[at : at + 2 * _WRAPPED_CHARS].split(None, 1)
+    if not words or text[at : at + 1] == "\n" or _ITEM.match(text, at):
+        return False
+    line = text[text.rfind("\n", 0, at - 1) + 1 : at].strip()
+    return words[0][0].islower() or words[0][0] in "`(\"'" or len(line) + 1 + len(words[0]) > _WRAPPED_CHARS
+
+
 def names_in_text(text: str) -> Iterator[str]:
-    """Words that are names of code: by their letters, or by quotes, a call or a dot at them."""
+    """Words that are names of code: by their letters, or by quotes, a call, a dot or an at sign at them."""
     quoted = " ".join(re.findall(r"`([^`\n]+)`", text))
-    for found in re.finditer(r"(\.?)\b([A-Za-z_]\w*)\b(\(?)", text):
-        dot, word, call = found.groups()
-        if dot or call or _CODED.search(word) or re.search(rf"\b{word}\b", quoted):
+    for found in re.finditer(r"([.@]?)\b([A-Za-z_]\w*)\b(\(?)", text):
+        mark, word, call = found.groups()
+        around = text[found.start() - 1 : found.start()] + text[found.end() : found.end() + 1]
+        is_quoted = around in ('""', "''") or re.search(rf"\b{word}\b", quoted)
+        if mark or call or _CODED.search(word) or is_quoted:
             yield word
 
 

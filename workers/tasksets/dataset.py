@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline import diff
@@ -39,6 +40,8 @@ from pipeline.taskfile import (
 
 _LANGUAGES = {f".{ending}": one.name for one in LANGUAGES for ending in one.endings}
 _NUM_EXAMPLES = 3
+_BESIDE = (gold_path, verified_path, provenance_path, Path)
+"""The paths of the files of a data set, by that of the tasks, which come last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +54,53 @@ class Dataset:
     provenance: Mapping[str, TaskProvenance] = field(default_factory=dict[str, TaskProvenance])
 
     def write(self, path: Path, tasks: Sequence[Task]) -> None:
-        """Writes these of the tasks, with what is known of them. Raises ValueError if one has no solution, and then writes nothing."""
+        """Writes these of the tasks, with what is known of them and nothing else, also where another file was. Raises ValueError if one has
+        no solution, and then writes nothing; OSError, and then the files that were there are whole, because they may be what was read.
+        """
         if without := [task.id for task in tasks if task.id not in self.golds]:
-            raise ValueError(f"{gold_path(path)}: no solution of {', '.join(without[:_NUM_EXAMPLES])}")
-        write_tasks(path, tasks)
-        write_gold(gold_path(path), (self.golds[task.id] for task in tasks))
-        if self.verified:
-            found = (self.verified[task.id] for task in tasks if task.id in self.verified)
-            write_verified(verified_path(path), found)
-        if self.provenance:
-            known = (self.provenance[task.id] for task in tasks if task.id in self.provenance)
-            write_provenance(provenance_path(path), known)
+            raise ValueError(
+                f"{', '.join(without[:_NUM_EXAMPLES])}: no solution in the .gold.jsonl beside the task file"
+            )
+        if path.is_dir():
+            raise ValueError(f"{path}: a directory; give the name of a file")
+        verified = [self.verified[task.id] for task in tasks if task.id in self.verified]
+        known = [self.provenance[task.id] for task in tasks if task.id in self.provenance]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=path.parent, prefix=".") as directory:
+            partial = Path(directory) / path.name
+            write_tasks(partial, tasks)
+            write_gold(gold_path(partial), (self.golds[task.id] for task in tasks))
+            if verified or verified_path(path).exists():
+                write_verified(verified_path(partial), verified)
+            if known or provenance_path(path).exists():
+                write_provenance(provenance_path(partial), known)
+            for beside in _BESIDE:
+                if beside(partial).exists():
+                    beside(partial).replace(beside(path))
 
 
 def read_dataset(paths: Iterable[Path]) -> Dataset:
-    """The tasks of several files. Raises ValueError for a malformed line, and for an id that two different tasks have."""
+    """The tasks of several files. Of what they say of one task, the first counts, and a verification of its present form before others.
+    Raises ValueError for a malformed line, and for an id that two different tasks have.
+    """
     tasks: dict[str, Task] = {}
     golds: dict[str, Gold] = {}
     verified: dict[str, Verification] = {}
     provenance: dict[str, TaskProvenance] = {}
     for path in paths:
+        found_golds = read_gold(gold_path(path)) if gold_path(path).exists() else {}
+        found_verified = read_verified(verified_path(path)) if verified_path(path).exists() else {}
+        found_provenance = read_provenance(provenance_path(path)) if provenance_path(path).exists() else {}
         for task in read_tasks(path):
             if tasks.setdefault(task.id, task) != task:
                 raise ValueError(f"{path}: id: another file has a different task with the id {task.id!r}")
-        golds |= read_gold(gold_path(path)) if gold_path(path).exists() else {}
-        verified |= read_verified(verified_path(path)) if verified_path(path).exists() else {}
-        provenance |= read_provenance(provenance_path(path)) if provenance_path(path).exists() else {}
+            if task.id in found_golds:
+                golds.setdefault(task.id, found_golds[task.id])
+            if task.id in found_provenance:
+                provenance.setdefault(task.id, found_provenance[task.id])
+            if task.id in found_verified and not standing(verified, task):
+                one = standing(found_verified, task) or verified.get(task.id, found_verified[task.id])
+                verified[task.id] = one
     return Dataset(tuple(tasks.values()), golds, verified, provenance)
 
 
@@ -193,7 +217,7 @@ def _join(options: argparse.Namespace) -> str:
         tasks = [task for task in tasks if not reasons[task.id]]
         lines += [f"-{len(found)}  {why} (such as {found[0]})" for why, found in by_reason.items() if why]
     if not tasks:
-        raise ValueError("no task is left, so nothing was written:\n" + "\n".join(lines))
+        raise ValueError("; ".join(["no task is left, so nothing was written", *lines]))
     dataset.write(options.out, tasks)
     return "\n".join(
         [
@@ -233,7 +257,7 @@ def _positive(text: str) -> int:
 def _amount(text: str) -> float:
     """A whole number of at least 1, or a share between 0 and 1."""
     number = float(text)
-    if number <= 0 or (number >= 1 and not number.is_integer()):
+    if not number > 0 or (number >= 1 and not number.is_integer()):
         raise argparse.ArgumentTypeError(f"{text} is neither a number of tasks nor a share of them")
     return number
 
@@ -268,7 +292,7 @@ def _orders(dataset: Dataset, seed: int) -> Mapping[str, Callable[[Sequence[Task
                 f"--by time: no provenance says when {without[0]} was made; split by task or repository"
             )
         when = {task.id: dataset.provenance[task.id].authored for task in tasks}
-        return sorted(tasks, key=lambda task: (_instant(when[task.id]), task.id), reverse=True)
+        return sorted(tasks, key=lambda task: (_instant(when[task.id], task.id), task.id), reverse=True)
 
     return {
         "task": lambda tasks: sorted(tasks, key=lambda task: rank(task.id)),
@@ -277,9 +301,12 @@ def _orders(dataset: Dataset, seed: int) -> Mapping[str, Callable[[Sequence[Task
     }
 
 
-def _instant(text: str) -> float:
-    """The Unix seconds of a time in ISO 8601. Raises ValueError."""
-    return datetime.fromisoformat(text).timestamp()
+def _instant(text: str, task_id: str) -> float:
+    """The Unix seconds of a time in ISO 8601. Raises ValueError naming the task of the provenance."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"--by time: the provenance of {task_id} has no date: authored: {error}") from error
 
 
 def divided(
@@ -337,6 +364,8 @@ def add_report_parser(parser: argparse.ArgumentParser) -> None:
 
 def _report(options: argparse.Namespace) -> str:
     dataset = read_dataset(options.paths)
+    if not dataset.tasks:
+        raise ValueError(f"no tasks in {', '.join(map(str, options.paths))}")
     rates = rates_of(options.rates) if options.rates else {}
     described = [_described(task, dataset, rates) for task in dataset.tasks]
     if options.out:

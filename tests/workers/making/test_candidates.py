@@ -1,5 +1,6 @@
 """The book of candidates: what a kill leaves, who may have it, and the funnel."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,24 @@ def test_what_a_killed_process_left_is_read_and_an_incomplete_line_is_written_ag
                 book.enter(one)
         book.close()
         assert path.read_bytes() == whole
+
+
+def test_a_line_for_which_the_disk_has_no_room_leaves_nothing_of_itself(tmp_path: Path) -> None:
+    book = CandidateBook.open(tmp_path / "candidates.jsonl", SETTINGS)
+    book.enter(ONE)
+    whole = book.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            book.enter(TWO)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert book.path.read_bytes() == whole
+    assert TWO.sha not in book.candidates
+    book.enter(TWO)  # by another job, once there is room
+    book.close()
+    assert [*CandidateBook.read(book.path).candidates] == [ONE.sha, TWO.sha]
 
 
 def test_the_last_line_of_a_commit_counts_and_the_order_is_that_of_the_first(tmp_path: Path) -> None:

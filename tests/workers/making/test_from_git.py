@@ -32,6 +32,7 @@ from tests.workers.making.repositories import Repository
 from workers.making import probing
 from workers.making.candidates import CandidateBook, Settings, TaskCandidate
 from workers.making.ecosystems.python import ECOSYSTEM as PYTHON
+from workers.making.fixes import PART
 from workers.making.from_git import CommitWalk
 from workers.making.history import History
 from workers.making.stages import Stages
@@ -65,6 +66,31 @@ def test_a_message_does_not_name_the_tests_that_are_hidden(tmp_path: Path) -> No
     assert one.problem_removed[0].startswith("names what the fix brings: Half cents")
 
 
+def test_a_message_does_not_name_a_file_that_the_fix_brings(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Half cents are lost. Let `_half.py` round them.",
+        {"pricing.py": ROUNDS, "_half.py": "from decimal import ROUND_HALF_UP as UP\n", "tests/test_pricing.py": TEST + TEST_HALF},
+    )
+    (one,) = entered(repository, tmp_path, only=sha)
+    assert one.task is not None
+    assert one.task.problem == "Half cents are lost."
+
+
+def test_a_message_does_not_name_what_a_file_brings_that_cannot_be_parsed(tmp_path: Path) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    odd = "\ndef of a newer language:\n"
+    repository.commit("Begin", {"pricing.py": PRICING + odd, "tests/test_pricing.py": TEST})
+    sha = repository.commit(
+        "Half cents are lost. Call `nearest_cent` everywhere.",
+        {"pricing.py": f"{ROUNDS}{odd}nearest_cent = 1\n", "tests/test_pricing.py": TEST + TEST_HALF},
+    )
+    (one,) = entered(repository, tmp_path, only=sha)
+    assert one.task is not None
+    assert one.task.problem == "Half cents are lost."
+
+
 def test_a_problem_has_what_the_hidden_tests_call_and_only_the_fix_brings(tmp_path: Path) -> None:
     repository = Repository.at(tmp_path / "pricing")
     repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
@@ -92,6 +118,21 @@ def test_a_pull_request_that_was_cut_is_a_candidate_once_all_its_commits_are_cho
     for chosen, found in ((newer, ("fallen", 1)), (f"{older},{newer}", ("open", 2))):
         entries = entered(repository, tmp_path, only=chosen, pulls=pulls)
         assert [(one.outcome, one.num_commits) for one in entries] == [found]
+
+
+def test_a_pull_request_whose_later_commits_are_left_out_becomes_no_task_until_they_are_chosen(
+    tmp_path: Path,
+) -> None:
+    repository = Repository.at(tmp_path / "pricing")
+    repository.commit("Begin", {"pricing.py": PRICING, "tests/test_pricing.py": TEST})
+    tests = {"tests/test_pricing.py": TEST + TEST_HALF}
+    older = repository.commit("Half cents have to be rounded up.", {"pricing.py": ROUNDS} | tests)
+    newer = repository.commit("Orders can be shipped.", {"pricing.py": ROUNDS + SHIPS})
+    pulls = tmp_path / "pulls.jsonl"
+    pulls.write_bytes(msgspec.json.encode({"number": 1, "title": "Both", "commits": [older, newer]}))
+    (cut,) = entered(repository, tmp_path, only=older, pulls=pulls)
+    assert (cut.outcome, cut.reason) == ("fallen", PART)
+    assert [one.outcome for one in entered(repository, tmp_path, only=f"{older},{newer}", pulls=pulls)] == ["fallen", "open"]
 
 
 @pytest.mark.docker

@@ -46,14 +46,14 @@ def test_a_message_loses_hashes_links_references_and_trailers() -> None:
         "Sums are differences (#12)\n\nSince 1a2b3c4d5e, adding [two numbers](https://x.invalid/y) subtracts.\n"
         "See https://x.invalid/z\nFixes #11\n\nSigned-off-by: Ann <ann@example.invalid>\nCo-authored-by: B <b@c>\n"
     )
-    assert found.text == "Sums are differences\n\nSince an earlier commit, adding two numbers subtracts.\nSee"
+    assert found.text == "Sums are differences\n\nSince an earlier commit, adding two numbers subtracts."
     assert found.source == "commit message"
     assert found.removed == (
         "trailer: Signed-off-by: Ann <ann@example.invalid>",
         "trailer: Co-authored-by: B <b@c>",
         "reference: (#12)",
         "reference: Fixes #11",
-        "link: https://x.invalid/z",
+        "link: See https://x.invalid/z",
         "hash: 1a2b3c4d5e",
     )
 
@@ -124,7 +124,83 @@ def test_a_plain_constant_that_a_call_should_return_stays() -> None:
     assert cleaned(text, patch, lambda name: False) == (text, ())
 
 
-@pytest.mark.parametrize("text", [" ", "[", "![", "`", "`a", "a.\u00a0", "\n", "(", "x closes #7, "])
+QUOTED = PATCH.replace("_carried(a) + b", "(a - b) * 2 + 1.5")
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        ("    return (a - b) * 2 + 1.5  # no sum\n\nThat is it.", "That is it."),
+        ("1. return (a - b) * 2 + 1.5\n2. test it", "2. test it"),
+        ("<pre>return (a - b) * 2 + 1.5</pre>", ""),
+        ("It should be return (a-b)*2 + 1.5 instead. That is it.", "That is it."),
+        ("It should be \"return (a - b) * 2\n + 1.5\", I think. That is it.", "That is it."),
+        ("```python\ndef add(a, b):\n    return (a - b) * 2 + 1.5  # so\n```\nThat is it.", "That is it."),
+        ("  > ```python\n  > x\n  > return (a - b) * 2 + 1.5 # so\n  > ```\nThat is it.", "That is it."),
+        ("````\n```\nx\n```\nreturn (a - b) * 2 + 1.5\n````\nThat is it.", "That is it."),
+    ],
+)
+def test_a_line_of_code_of_the_fix_goes_with_its_sentence_or_block_wherever_it_is(told: str, left: str) -> None:
+    text, removed = cleaned(f"Adding subtracts.\n\n{told}", QUOTED, lambda name: False)
+    assert text == f"Adding subtracts.\n\n{left}".strip()
+    assert {one[:6] for one in removed} == {"code: "}
+
+
+def test_a_sentence_that_the_fix_adds_to_the_documentation_stays() -> None:
+    patch = QUOTED.replace("calc.py", "NEWS.md").replace("return (a - b) * 2 + 1.5", "Adding(a, b) adds at last")
+    text = "See that Adding(a, b) adds at last, please."
+    assert cleaned(text, patch, lambda name: False) == (text, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Repro:\n\n```python\nURL("http://a.invalid/b c").path\nmd5(b"a") == "0cc175b9c0f1b6a831c399e269772661"\n```',
+        "Headers:\n\n```\nContent-Type: text/html\n```\nare lost.",
+        "It calls `get(\"https://a.invalid/b\")` and `handlers[name](event)`, and fails.",
+        "Repro:\n\n    >>> md5(b'a').hexdigest()\n    '0cc175b9c0f1b6a831c399e269772661'\n\nis wrong.",
+        "The id 550e8400-e29b-41d4-a716-446655440000 is refused, and so is #1a2b3c4d.",
+        "See #7 for what is wrong.",
+        "Content-Length: is lost (a header).\n\nIt is empty.",
+    ],
+)
+def test_what_code_works_on_and_whole_sentences_stay(text: str) -> None:
+    assert cleaned(text, PATCH, lambda name: False) == (text, ())
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("Fixes https://x.invalid/issues/12\n\nSums are wrong.", "Sums are wrong."),
+        ("As https://x.invalid/y says, sums are wrong.", "As a page says, sums are wrong."),
+        ("Sums are wrong (https://x.invalid/y).", "Sums are wrong."),
+        ("Sums by [`add`](https://x.invalid/y) are wrong.", "Sums by `add` are wrong."),
+        ("This reverts commit 1a2b3c4d5e6f.", "This reverts an earlier commit."),
+        ("Since `1a2b3c4d5e6f` sums are wrong.", "Since an earlier commit sums are wrong."),
+    ],
+)
+def test_a_sentence_is_whole_without_its_link_or_hash(message: str, text: str) -> None:
+    assert problem(message).text == text
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("Sums fail, e.g. when _carried is on. They fail.", "They fail."),
+        ("- adds _carried for sums,\n  products and the rest\n- is slow", "- is slow"),
+        (
+            "Sums are wrong because there is no such helper as _carried for the\nPython of the\n`API`. They fail.",
+            "They fail.",
+        ),
+        ("```python\nx = 1. + _carried(1)\nprint(x)\n```\nThey fail.", "They fail."),
+        ("Repro:\n\n    x = 1\n    y = _carried(x)\n    print(y)\n\nThey fail.", "Repro:\n\nThey fail."),
+    ],
+)
+def test_a_sentence_or_block_with_such_a_name_goes_whole(message: str, text: str) -> None:
+    assert problem(message).text == text
+
+
+@pytest.mark.parametrize("text", [" ", "[a](", "```\n", "[", "![", "`", "`a", "a.\u00a0", "\n", "(", "x closes #7, "])
 def test_a_text_that_repeats_itself_is_soon_read(text: str) -> None:
     cleaned(text * 200_000 + "x", PATCH, lambda name: False)
 
@@ -134,7 +210,20 @@ def test_no_words_are_lost_before_blanks_that_do_not_break() -> None:
     assert cleaned(text, PATCH, lambda name: False) == (text, ())
 
 
-@pytest.mark.parametrize("block", ["```diff\n-old\n+new\n```\n", "@@ -1,2 +1,2 @@\n def add\n-old\n+new\n"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```diff\n-old\n+new\n```\n",
+        "~~~ Diff\n-old\n+new\n~~~\n",
+        "```{.patch}\n-old\n+new\n```\n",
+        "```suggestion\nnew\n```\n",
+        "@@ -1,2 +1,2 @@\n def add\n-old\n+new\n",
+        "@@ -1,4 +1,4 @@\n def add\n\n-old\n+new\n\n last\n",
+        "diff --git a/x b/y\nsimilarity index 90%\nrename from x\nrename to y\n--- x\n+++ y\n@@ -1 +1 @@\n-old\n+new\n",
+        "Index: x\n=======\n--- x (old)\n+++ x (new)\n@@ -1 +1 @@\n-old\n+new\n",
+        "diff --cc x\nindex 1a,2b..3c\n--- a/x\n+++ b/x\n@@@ -1,2 -1,2 +1,2 @@@\n--old\n++new\n",
+    ],
+)
 def test_differences_go(block: str) -> None:
     assert (
         problem(f"Adding subtracts\n\n{block}\nThat is wrong.").text == "Adding subtracts\n\nThat is wrong."
@@ -180,6 +269,20 @@ def test_the_linked_issue_counts_before_the_pull_request_and_this_before_the_mes
     assert problem("Merge pull request #9 from x/y\n\nSums are wrong").text == "Sums are wrong"
 
 
+@pytest.mark.parametrize(
+    ("message", "source"),
+    [
+        ("Fixes other/project#3", "commit message"),
+        ("Fixes fork/Prices#3", "issue 3"),
+        ("Fixes #3", "issue 3"),
+        ("Fixes #3b", "commit message"),
+    ],
+)
+def test_an_issue_of_another_repository_is_not_that_of_the_number_here(message: str, source: str) -> None:
+    issue = Issue(issue=3, title="Sums are wrong", body="")
+    assert problem(f"Mend sums.\n\n{message}", Discussions({}, {3: issue}, "prices")).source == source
+
+
 def test_a_problem_of_few_words_falls() -> None:
     with pytest.raises(Fallen, match="problem too short: 2 words of the commit message, --min-words 3"):
         problem("Mend sums", least_words=3)
@@ -221,3 +324,4 @@ def test_words_of_a_language_are_no_names() -> None:
         "floor",
         "toCents",
     ]
+    assert list(names_in_text("Don't call 'half' or \"whole\" with @cache.")) == ["half", "whole", "cache"]

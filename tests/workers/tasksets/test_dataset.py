@@ -1,5 +1,6 @@
 """A data set: what joins task files, divides them by repository and by time, and says what is in them."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,71 @@ def test_another_task_with_a_known_id_is_refused(tmp_path: Path, capsys: pytest.
     assert main(["join", str(one), str(two), "--out", str(tmp_path / "all.jsonl")]) == 2
     assert "a different task with the id 'git:a'" in capsys.readouterr().err
     assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_of_several_verifications_of_a_task_that_of_its_present_form_is_kept(tmp_path: Path) -> None:
+    one = write_dataset(tmp_path / "one.jsonl", {"a": fix(1)})
+    two = write_dataset(tmp_path / "two.jsonl", {"a": fix(1)})
+    (known,) = read_verified(verified_path(one)).values()
+    write_verified(verified_path(two), [replace(known, fingerprint="another form")])
+    write_gold(gold_path(two), [Gold(id="git:a", patch=fix(2))])
+    for order in ((one, two), (two, one)):
+        assert main(["join", *map(str, order), "--out", str(tmp_path / "all.jsonl")]) == 0
+        assert read_verified(verified_path(tmp_path / "all.jsonl")) == {"git:a": known}
+        assert read_gold(gold_path(tmp_path / "all.jsonl")) == read_gold(gold_path(order[0])), "the first counts"
+
+
+def test_a_row_of_a_task_that_its_file_does_not_have_says_nothing_of_another_file_s(tmp_path: Path) -> None:
+    one = write_dataset(tmp_path / "one.jsonl", {"a": fix(1)})
+    two = write_dataset(tmp_path / "two.jsonl", {"b": fix(2)})
+    write_gold(gold_path(one), [Gold(id="git:a", patch=fix(1)), Gold(id="git:b", patch=fix(9))])
+    assert main(["join", str(one), str(two), "--out", str(tmp_path / "all.jsonl")]) == 0
+    assert read_gold(gold_path(tmp_path / "all.jsonl"))["git:b"].patch == fix(2)
+
+
+def test_what_is_written_over_another_data_set_has_nothing_of_it(tmp_path: Path) -> None:
+    one = write_dataset(tmp_path / "one.jsonl", {"a": fix(1)})
+    verified_path(one).unlink()
+    provenance_path(one).unlink()
+    out = write_dataset(tmp_path / "all.jsonl", {"b": fix(2)})
+    assert main(["join", str(one), "--out", str(out)]) == 0
+    assert ids(out) == ["a"]
+    assert (read_verified(verified_path(out)), read_provenance(provenance_path(out))) == ({}, {})
+
+
+def test_an_output_that_cannot_be_written_leaves_the_files_that_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_dataset(tmp_path / "one.jsonl", {"a": fix(1)})
+    two = write_dataset(tmp_path / "two.jsonl", {"b": fix(2)})
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (one.stat().st_size, limits[1]))
+    try:
+        assert main(["join", str(one), str(two), "--out", str(one)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert main(["join", str(one), "--out", str(tmp_path)]) == 2
+    assert "a directory; give the name of a file" in capsys.readouterr().err
+
+
+def test_misuse_is_one_line_that_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+    one = write_dataset(tmp_path / "one.jsonl", {"a": fix(1), "b": fix(2)}, authored="yesterday")
+    for words, why in (
+        (["report", empty], f"no tasks in {empty}"),
+        (["join", empty, "--out", tmp_path / "all.jsonl"], "no task is left, so nothing was written\n"),
+        (["split", one, "--heldout", "1", "--by", "time"], "the provenance of git:a has no date: authored: "),
+    ):
+        assert main([*map(str, words)]) == 2
+        assert why in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["split", str(one), "--heldout", "nan"])
+    assert "nan is neither a number of tasks nor a share" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ class Declaration:
     owner: str = ""  # the class or type that it is a member of
     # Whether it can be named where its owner is made, before a colon or an equals sign
     is_keyword: bool = False
+    imported_from: str = ""  # the module, as it is written, for a name that the source hands on
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,10 @@ class Ecosystem(Protocol):
 
     def declarations(self, source: bytes) -> Iterator[Declaration]:
         """What a source declares for other files, without the values of defaults; nothing if it cannot be parsed."""
+        ...
+
+    def namespace(self, path: str) -> str:
+        """The path of what tests name to get at what a file declares."""
         ...
 
     def may_leave_out(self, test: str) -> bool:

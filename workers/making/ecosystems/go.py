@@ -31,6 +31,7 @@ _GO = re.compile(r"^[ \t]*go[ \t]+(\d+(?:\.\d+)*)", re.MULTILINE)
 _IGNORED = re.compile(r"(?:^|/)(?:[._]|testdata/)")  # what go leaves out of a module
 _DIRECTIVE = re.compile(r"//(?:go:|export |line )|//[ \t]*\+build\b")
 _OUTPUT = re.compile(r"/[/*]\s*(?:unordered )?output:", re.IGNORECASE)
+_ENDS_ITSELF = re.compile(r"[\w)\]}\"'`]\Z")  # of a line after which go reads a semicolon
 _CACHE = "/opt/go-build"
 _PERIOD = f"""FROM {{base}}
 ENV GOPROXY=off GOTOOLCHAIN=local GOCACHE={_CACHE}
@@ -67,6 +68,9 @@ class GoEcosystem:
     def declarations(self, source: bytes) -> Iterator[Declaration]:
         root = _parsed(source)
         return _declarations(root) if root else iter(())
+
+    def namespace(self, path: str) -> str:
+        return str(PurePosixPath(path).parent)  # a package is a folder
 
     def may_leave_out(self, test: str) -> bool:
         return bool(LANGUAGE.forms(test))
@@ -132,28 +136,75 @@ def _parsed(source: bytes) -> Node | None:
 def _declarations(root: Node) -> Iterator[Declaration]:
     """The functions, methods, types, fields, constants and variables that a file declares at its top."""
     for node in root.children:
-        name = text_of(node.child_by_field_name("name"))
         if node.type in ("function_declaration", "method_declaration"):
-            body = node.child_by_field_name("body")
-            end = body.start_byte if body else node.end_byte
-            head = " ".join((root.text or b"")[node.start_byte : end].decode("utf-8", "replace").split())
             receiver = node.child_by_field_name("receiver")
             owner = next((text_of(one) for one in nodes(receiver, "type_identifier")), "") if receiver else ""
-            yield Declaration(name, f"`{head}`", owner)
+            yield Declaration(text_of(node.child_by_field_name("name")), f"`{_head(node)}`", owner)
         elif node.type in ("const_declaration", "var_declaration"):
-            for spec in nodes(node, "const_spec", "var_spec"):
-                for one in nodes(spec, "identifier"):
-                    if one.parent == spec:
-                        yield Declaration(text_of(one), f"`{text_of(one)}`")
+            for group in (node, *node.children):  # variables in brackets are in a list of their own
+                for spec in group.children:
+                    if spec.type in ("const_spec", "var_spec"):
+                        yield from _values(spec)
         elif node.type == "type_declaration":
-            for spec in nodes(node, "type_spec", "type_alias"):
-                owner = text_of(spec.child_by_field_name("name"))
-                yield Declaration(owner, f"type `{owner}`")
-                for field in nodes(spec, "field_declaration"):
-                    for one in field.children_by_field_name("name"):
-                        kind = text_of(field.child_by_field_name("type"))
-                        text = f"field `{text_of(one)}` (`{kind}`)"
-                        yield Declaration(text_of(one), text, owner, is_keyword=text_of(one)[:1].isupper())
+            for spec in node.children:
+                if spec.type in ("type_spec", "type_alias"):
+                    yield from _type(spec)
+
+
+def _values(spec: Node) -> Iterator[Declaration]:
+    """The constants or variables of one line, each with its type, or with how it is called if it is a function that is written there."""
+    kind = spec.child_by_field_name("type")
+    value = spec.child_by_field_name("value")
+    functions = [one for one in value.named_children if one.type == "func_literal"] if value else []
+    shown = f" {_shown(kind)}" if kind else f" {_head(functions[0])}" if len(functions) == 1 else ""
+    for one in spec.children_by_field_name("name"):
+        if one.type == "identifier":
+            yield Declaration(text_of(one), f"`{text_of(one)}{shown}`")
+
+
+def _type(spec: Node) -> Iterator[Declaration]:
+    """A type, with what it is unless that is a structure; the fields of a structure; the methods of an interface."""
+    owner, parameters = text_of(spec.child_by_field_name("name")), spec.child_by_field_name("type_parameters")
+    kind = spec.child_by_field_name("type")
+    head = f"{owner}{_shown(parameters) if parameters else ''}"
+    if kind is None or kind.type == "struct_type":
+        yield Declaration(owner, f"type `{head}`")
+    else:
+        yield Declaration(owner, f"`type {head} {'= ' if spec.type == 'type_alias' else ''}{_shown(kind)}`")
+    if kind is None:
+        return
+    for field in nodes(kind, "field_declaration"):
+        shown, names = _shown(field.child_by_field_name("type")), field.children_by_field_name("name")
+        for name in map(text_of, names):
+            yield Declaration(name, f"field `{name}` (`{shown}`)", owner, is_keyword=name[:1].isupper())
+        if not names and (embedded := re.match(r"(?:\w+\.)?(\w+)", shown.lstrip("* "))):
+            name, star = embedded[1], "*" if any(one.type == "*" for one in field.children) else ""
+            text = f"embedded field `{star}{shown}`"
+            yield Declaration(name, text, owner, is_keyword=name[:1].isupper())
+    for method in nodes(kind, "method_elem") if kind.type == "interface_type" else ():
+        yield Declaration(text_of(method.child_by_field_name("name")), f"`{_shown(method)}`", owner)
+
+
+def _head(function: Node) -> str:
+    """A function without its body."""
+    body = function.child_by_field_name("body")
+    return _shown(function, body.start_byte if body else function.end_byte)
+
+
+def _shown(node: Node | None, end: int = 0) -> str:
+    """The text of the node in one line, up to byte `end` of the source unless that is 0, without comments."""
+    if node is None:
+        return ""
+    kept, at, end = b"", 0, (end or node.end_byte) - node.start_byte
+    for comment in nodes(node, "comment"):
+        if (start := comment.start_byte - node.start_byte) < end:
+            kept, at = kept + (node.text or b"")[at:start], comment.end_byte - node.start_byte
+    lines = (kept + (node.text or b"")[at:end]).decode("utf-8", "replace").split("\n")
+    words = [found for line in lines if (found := " ".join(line.split()))]
+    return "".join(
+        f"{line}{'; ' if _ENDS_ITSELF.search(line) and after[:1] not in ('', ')', '}') else ' ' if after else ''}"
+        for line, after in zip(words, [*words[1:], ""], strict=True)
+    )
 
 
 def _telling(found: Iterable[Node], *, has_c: bool) -> Iterator[str]:

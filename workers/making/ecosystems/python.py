@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,7 +75,10 @@ class PythonEcosystem:
 
     def declarations(self, source: bytes) -> Iterator[Declaration]:
         file = read(source)
-        return _declarations(file.tree) if file else iter(())
+        return _declarations(file.tree, _classes(file.tree)) if file else iter(())
+
+    def namespace(self, path: str) -> str:
+        return path
 
     def may_leave_out(self, test: str) -> bool:
         return "::" in test
@@ -142,42 +146,109 @@ def names_in_code(source: bytes) -> frozenset[str]:
     return frozenset(found)
 
 
-def _declarations(parent: ast.AST, owner: str = "") -> Iterator[Declaration]:
-    """What the statements of a module or class declare, those inside of other statements included."""
-    for node in ast.iter_child_nodes(parent):
+def _classes(tree: ast.AST) -> dict[str, ast.ClassDef]:
+    """The classes of a module by their names."""
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _declarations(
+    parent: ast.AST, classes: Mapping[str, ast.ClassDef], owner: str = ""
+) -> Iterator[Declaration]:
+    """What the statements of a module or class declare, those inside of other statements included. `classes` are those of the module."""
+    for node in _statements(parent):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            word = "def" if isinstance(node, ast.FunctionDef) else "async def"
-            called = f"`{word} {node.name}({_parameters(node.args)})`"
-            is_property = not _PROPERTIES.isdisjoint(_decorators(node))
-            yield Declaration(node.name, f"property `{node.name}`" if is_property else called, owner)
-            yield from _attributes(node, owner)
+            yield from _function(node, owner)
         elif isinstance(node, ast.ClassDef):
-            made = next((one for one in node.body if getattr(one, "name", "") == "__init__"), None)
-            called = ""
-            if isinstance(made, ast.FunctionDef):
-                called = f"({_parameters(made.args, is_bound=True)})"
-            elif not _DATA_CLASSES.isdisjoint((*_decorators(node), *map(_last_name, node.bases))):
-                called = f"({', '.join(_fields(node))})"
-            yield Declaration(node.name, f"`class {node.name}{called}`", owner)
-            yield from _declarations(node, node.name)
+            yield Declaration(node.name, f"`class {node.name}{_constructor(node, classes)}`", owner)
+            yield from _declarations(node, classes, node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    yield Declaration(target.id, f"`{target.id}`", owner, is_keyword=bool(owner))
-        elif isinstance(node, ast.ImportFrom) and node.level and not owner:
+            yield from _assigned(node, owner)
+        elif isinstance(node, ast.ImportFrom) and not owner:
+            source = f"{'.' * node.level}{node.module or ''}"
             for alias in node.names:
                 name = alias.asname or alias.name
-                yield Declaration(
-                    name, f"`{name}`, imported from `{'.' * node.level}{node.module or ''}`", owner
-                )
-        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
-            yield from _declarations(node, owner)
+                yield Declaration(name, f"`{name}`, imported from `{source}`", imported_from=source)
 
 
+def _statements(parent: ast.AST) -> Iterator[ast.AST]:
+    """What is in a module or class, in order, with what is inside of other statements. A thousand branches of an `if` are as deep."""
+    waiting = [*ast.iter_child_nodes(parent)][::-1]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, _BLOCKS):
+            waiting += [*ast.iter_child_nodes(node)][::-1]
+
+
+_BLOCKS = (ast.If, ast.Try, ast.TryStar, ast.With, ast.ExceptHandler, ast.For, ast.While, ast.Match, ast.match_case)  # fmt: skip
 _PROPERTIES = frozenset(("property", "cached_property"))
 _DATA_CLASSES = frozenset(("dataclass", "define", "frozen", "mutable", "attrs", "s", "NamedTuple"))
 """The last names of decorators and bases that make a constructor of a class's fields."""
+_FIELDS = frozenset(("field", "ib", "attrib"))
+_DEFAULTS = frozenset(("default", "default_factory", "factory"))
+"""What makes a field, and its arguments that give it a default."""
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> Iterator[Declaration]:
+    """A function, how a property is read or set, and the attributes that it sets. An overload is another view of a function."""
+    decorators = frozenset(_decorators(node))
+    if "overload" in decorators:
+        return
+    text = f"`{'def' if isinstance(node, ast.FunctionDef) else 'async def'} {node.name}({_parameters(node.args)})`"
+    if not _PROPERTIES.isdisjoint(decorators):
+        text = f"property `{node.name}`"
+    elif accessor := decorators & {"setter", "deleter"}:
+        text = f"{min(accessor)} of the property `{node.name}`"
+    yield Declaration(node.name, text, owner)
+    yield from _attributes(node, owner)
+
+
+def _constructor(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> str:
+    """The parameters of the call of a class in brackets; nothing if it does not say them itself."""
+    for name in ("__init__", "__new__"):
+        for made in node.body:
+            if isinstance(made, ast.FunctionDef) and made.name == name:
+                return f"({_parameters(made.args, is_bound=True)})"
+    decorating = _data_decorator(node)
+    is_made = decorating is not None and _is_given(decorating, "init", default=True)
+    return f"({_as_parameters(_fields(node, classes))})" if is_made or _is_named_tuple(node) else ""
+
+
+def _assigned(statement: ast.Assign | ast.AnnAssign, owner: str) -> Iterator[Declaration]:
+    """The names and attributes that a statement gives values to, with how they are called where it says so."""
+    value = statement.value
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    called, fields = "", list[str]()
+    if isinstance(value, ast.Lambda):
+        called = f"({_parameters(value.args)})"
+    elif isinstance(value, ast.Call) and _last_name(value.func) in ("namedtuple", "NamedTuple"):
+        fields = _written_fields(value)
+        called = f"({', '.join(fields)})" if fields else ""
+    for node in (found for target in targets for found in ast.walk(target)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield Declaration(name, f"`{name}{called}`", owner, is_keyword=bool(owner))
+                yield from (Declaration(field, f"`{field}`", name) for field in fields)
+            case ast.Attribute(value=ast.Name(id=of), attr=name, ctx=ast.Store()):
+                yield Declaration(name, f"attribute `{name}`", of)
+            case _:
+                pass
+
+
+def _written_fields(call: ast.Call) -> list[str]:
+    """The fields of a named tuple that a call makes; none if they are not written there."""
+    try:
+        written: object = ast.literal_eval(call.args[1])
+    except (IndexError, ValueError, TypeError, RecursionError, MemoryError):
+        pairs = (
+            call.args[1].elts if len(call.args) > 1 and isinstance(call.args[1], ast.List | ast.Tuple) else []
+        )
+        written = [one.elts[0].value for one in pairs if isinstance(one, ast.Tuple) and one.elts
+                   and isinstance(one.elts[0], ast.Constant)]  # fmt: skip
+    if isinstance(written, str):
+        return written.replace(",", " ").split()
+    names = cast("list[object]", list(written)) if isinstance(written, list | tuple) else []
+    return [one for one in names if isinstance(one, str)]
 
 
 def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[str]:
@@ -187,15 +258,78 @@ def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> 
 
 
 def _last_name(node: ast.expr) -> str:
-    """`c` of `a.b.c`; empty for another expression."""
+    """`c` of `a.b.c` and of `c[d]`; empty for another expression."""
+    node = node.value if isinstance(node, ast.Subscript) else node
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _fields(node: ast.ClassDef) -> Iterator[str]:
-    """The fields of a data class, as parameters of its constructor."""
+def _data_decorator(node: ast.ClassDef) -> ast.expr | None:
+    """The decorator that makes a data class; None if there is none."""
+    names = zip(_decorators(node), node.decorator_list, strict=True)
+    return next((one for name, one in names if name in _DATA_CLASSES), None)
+
+
+def _is_named_tuple(node: ast.ClassDef) -> bool:
+    return any(_last_name(one) == "NamedTuple" for one in node.bases)
+
+
+def _is_given(node: ast.expr, name: str, *, default: bool) -> bool:
+    """The truth value that a call gives to a keyword; the default for one without it, and for what is no call."""
+    keywords = node.keywords if isinstance(node, ast.Call) else []
+    given = (one.value for one in keywords if one.arg == name)
+    return next((bool(one.value) for one in given if isinstance(one, ast.Constant)), default)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What a field of a data class is as a parameter of its constructor."""
+
+    has_default: bool
+    is_keyword_only: bool
+
+
+def _fields(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> dict[str, _Field]:
+    """The parameters of a data class's constructor, those of its bases in the same module first."""
+    found: dict[str, _Field] = {}
+    others = {name: one for name, one in classes.items() if name != node.name}
+    for base in reversed(node.bases):
+        parent = others.get(_last_name(base))
+        if parent and _data_decorator(parent) is not None:
+            found |= _fields(parent, others)
+    decorating = _data_decorator(node)
+    is_keyword_only = decorating is not None and _is_given(decorating, "kw_only", default=False)
+    is_attrs = decorating is not None and next(_decorators(node)) != "dataclass"
     for one in node.body:
+        value = one.value if isinstance(one, ast.Assign | ast.AnnAssign) else None
+        made = value if isinstance(value, ast.Call) and _last_name(value.func) in _FIELDS else None
         if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            yield f"{one.target.id}=..." if one.value else one.target.id
+            name, kind = one.target.id, _last_name(one.annotation)
+        elif made and isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+            name, kind = one.targets[0].id, ""
+        else:
+            continue
+        if kind == "KW_ONLY":
+            is_keyword_only = True
+        elif kind != "ClassVar" and (made is None or _is_given(made, "init", default=True)):
+            keywords = {keyword.arg for keyword in made.keywords} if made else set[str | None]()
+            has_default = not keywords.isdisjoint(_DEFAULTS) if made else value is not None
+            name = name.lstrip("_") if is_attrs else name
+            only = is_keyword_only if made is None else _is_given(made, "kw_only", default=is_keyword_only)
+            found[name] = _Field(has_default, only)
+    return found
+
+
+def _as_parameters(fields: Mapping[str, _Field]) -> str:
+    """The fields as parameters, each default as three dots."""
+    plain, only = (
+        [
+            f"{name}=..." if one.has_default else name
+            for name, one in fields.items()
+            if one.is_keyword_only == is_only
+        ]
+        for is_only in (False, True)
+    )
+    return ", ".join([*plain, "*", *only] if only else plain)
 
 
 def _attributes(function: ast.AST, owner: str) -> Iterator[Declaration]:

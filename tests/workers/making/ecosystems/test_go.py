@@ -104,7 +104,7 @@ func (p *Price) Sum(
         ("Price", "type `Price`", ""),
         ("Cents", "field `Cents` (`int`)", "Price"),
         ("Percent", "field `Percent` (`int`)", "Price"),
-        ("Option", "type `Option`", ""),
+        ("Option", "`type Option func(*Price)`", ""),
         ("Most", "`Most`", ""),
         ("least", "`least`", ""),
         ("Sum", "`func (p *Price) Sum( more ...Option, ) (int, error)`", "Price"),
