@@ -81,9 +81,8 @@ _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # whi
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
 _RULE = re.compile(r"\n\n[-_*]{2,}\Z")  # before trailers that are gone
 _OPERATES = re.compile(r"[=\[\]{}<>|&^~@+*/%]|\w\(")  # what makes a line code, wherever it is quoted
-_PROSE = re.compile(
-    rb"\.(?:md|rst|txt|adoc|html?)\Z|/[^/.]+\Z|\A[^/.]+\Z", re.IGNORECASE
-)  # files that hold no code
+# Files that hold no code
+_PROSE = re.compile(rb"\.(?:md|rst|txt|adoc|html?)\Z|/[^/.]+\Z|\A[^/.]+\Z", re.IGNORECASE)
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
