@@ -102,7 +102,7 @@ async def opening_s(page: Page, address: str) -> float:
     cpu = CpuSince()
     await page.goto(address)
     await page.wait_for_selector(SHOWN)
-    await page.wait_for_function("!document.body.innerText.includes('reading ')")
+    await page.locator("#reading:empty").wait_for(state="attached")
     # The stream of events stays open, so the network is never idle.
     await page.wait_for_timeout(300)
     return cpu.read_s()
