@@ -204,7 +204,7 @@ def _mark(row: Any, kind: str, text: str) -> JsonRow:
     return {"at": row.at, "step": getattr(row, "step", None), "kind": kind, "text": text}
 
 
-def _step(row: Any) -> int:
+def _step(row: JsonRow | EvaluationRow | PublicationRow | DeliveryRow) -> int:
     return int((row.get("step") if isinstance(row, dict) else row.step) or 0)
 
 
