@@ -119,7 +119,7 @@ async def live_share(page: Page, address: str, run_dir: Path, first: int, num_s:
 
 
 async def web_pages(short: bool) -> list[Comparison]:
-    num_rounds, live_for_s = (1, 2) if short else (5, 20)
+    num_rounds, live_for_s = (1, 2) if short else (5, 40)
     sizes = {"num_runs": 5, "num_rollouts": 2_000, "num_turns": 60}
     sizes = sizes if short else {"num_runs": 300, "num_rollouts": long_run.NUM_ROLLOUTS, "num_turns": 3_000}
     found: list[Comparison] = []
