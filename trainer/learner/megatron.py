@@ -78,8 +78,7 @@ class Learner:
             self._phases,
             keep_tokens=keep_tokens,
         )
-        # Tokens of the last step, by request and branch
-        self._tokens: dict[tuple[str, int], SampleTokens] = {}
+        self._tokens: dict[tuple[str, int], SampleTokens] = {}  # of the last step, by request and branch
         self._exporter = Exporter(
             [
                 *weight_parts(self._model, self._architecture),
