@@ -15,6 +15,7 @@ from tests.trainer.rollouts.test_intake import side as side
 from tests.trainer.trainer_side import TrainerSide
 from tests.trainer.trajectories import behind
 from trainer.learner.config import NotFinite
+from trainer.learner.gpu_use import GpuUse
 from trainer.loop.step import Steps, TakenStep
 from trainer.report.summary import summarize
 
@@ -52,6 +53,7 @@ class ToldLearner:
     def __init__(self, *are_finite: bool) -> None:
         self._are_finite = list(are_finite)
         self.here = self
+        self.gpu_use = GpuUse(None)
 
     async def call(self, name: str, *arguments: object) -> object:
         assert name == "step"
