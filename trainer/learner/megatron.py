@@ -22,6 +22,7 @@ from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, carried_parts, copy_description, weight_parts
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import Forward, Likelihoods, Logprobs
+from trainer.learner.fp8 import packed_names, packed_parts
 from trainer.learner.gpu_use import GpuUse
 from trainer.learner.logprobs import Head
 from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
@@ -39,9 +40,17 @@ log = logging.getLogger("swerve.learner")
 class Learner:
     """A policy under training. Needs `backend.join` first; one in each process of the run."""
 
-    def __init__(self, config: LearnerConfig, *, model_directory: Path, keep_tokens: bool = False) -> None:
-        """Read the starting weights (Hugging Face). With `keep_tokens`, each step leaves what `take_tokens` returns. Raises
-        ValueError where model and layout do not fit, and where TransformerEngine or Apex is installed.
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        model_directory: Path,
+        packs_exports: bool = False,
+        keep_tokens: bool = False,
+    ) -> None:
+        """Read the starting weights (Hugging Face). With `packs_exports`, `export` writes in FP8 what these have in FP8. With
+        `keep_tokens`, each step leaves what `take_tokens` returns. Raises ValueError where model and layout do not fit, and where
+        TransformerEngine or Apex is installed.
         """
         check_adam()
         backend.lay_out(
@@ -80,11 +89,12 @@ class Learner:
         )
         # Tokens of the last step, by request and branch
         self._tokens: dict[tuple[str, int], SampleTokens] = {}
+        self._is_packed = packs_exports
+        parts = weight_parts(self._model, self._architecture)
+        if self._is_packed:
+            parts = packed_parts(parts, packed_names(model_directory))
         self._exporter = Exporter(
-            [
-                *weight_parts(self._model, self._architecture),
-                *carried_parts(self._architecture, model_directory),
-            ],
+            [*parts, *carried_parts(self._architecture, model_directory)],
             describe=functools.partial(self._describe_export, model_directory),
         )
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0
@@ -242,7 +252,7 @@ class Learner:
         return adam_steps(self._optimizer)
 
     def _describe_export(self, source: Path, partial: Path) -> None:
-        copy_description(source, partial, weights_dtype(self.config))
+        copy_description(source, partial, weights_dtype(self.config), is_packed=self._is_packed)
         if self.config.lora.rank:
             write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=source)
 
