@@ -4,7 +4,6 @@ Every rank builds one and calls the same methods with the same arguments in the 
 The same code runs on one CPU process and on many GPUs; only `backend` knows the difference.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,13 +89,7 @@ class Learner:
         # Tokens of the last step, by request and branch
         self._tokens: dict[tuple[str, int], SampleTokens] = {}
         self._is_packed = packs_exports
-        parts = weight_parts(self._model, self._architecture)
-        if self._is_packed:
-            parts = packed_parts(parts, packed_names(model_directory))
-        self._exporter = Exporter(
-            [*parts, *carried_parts(self._architecture, model_directory)],
-            describe=functools.partial(self._describe_export, model_directory),
-        )
+        self._exporter = self._make_exporter()
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0
         self._streamed: StepWork | None = None  # a step whose samples are accumulated part by part
         self._saving: checkpoint.Saving | None = None
@@ -251,10 +244,17 @@ class Learner:
         """The number of updates of each parameter of this rank, by the optimizer's own count."""
         return adam_steps(self._optimizer)
 
-    def _describe_export(self, source: Path, partial: Path) -> None:
-        copy_description(source, partial, weights_dtype(self.config), is_packed=self._is_packed)
+    def _make_exporter(self) -> Exporter:
+        parts = weight_parts(self._model, self._architecture)
+        if self._is_packed:
+            parts = packed_parts(parts, packed_names(self._source))
+        carried = carried_parts(self._architecture, self._source)
+        return Exporter([*parts, *carried], describe=self._describe_export)
+
+    def _describe_export(self, partial: Path) -> None:
+        copy_description(self._source, partial, weights_dtype(self.config), is_packed=self._is_packed)
         if self.config.lora.rank:
-            write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=source)
+            write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=self._source)
 
     def _begin(self) -> StepWork:
         self._phases.take()  # clears what an audit left in it
