@@ -52,12 +52,7 @@ class Learner:
         TransformerEngine or Apex is installed.
         """
         check_adam()
-        backend.lay_out(
-            tensor_parallel=config.tensor_parallel,
-            pipeline_parallel=config.pipeline_parallel,
-            expert_parallel=config.expert_parallel,
-            context_parallel=config.context_parallel,
-        )
+        _lay_out(config)
         self.config = config
         self._loss = resolve(config.loss)
         self.steps = 0  # number of steps taken; restored with a checkpoint
@@ -286,6 +281,15 @@ class Learner:
         if self._loss.recomputes_proximal and num_updates > 1:
             proximal = self.logprobs(batch.samples, batch.temperature)
         return LossInputs.of(batch, reference=reference, proximal=proximal)
+
+
+def _lay_out(config: LearnerConfig) -> None:
+    backend.lay_out(
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        expert_parallel=config.expert_parallel,
+        context_parallel=config.context_parallel,
+    )
 
 
 def _forward(

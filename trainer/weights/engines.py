@@ -54,7 +54,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
 
     tp_size: int
     device: str
-    quantization: str | None = None  # what its start was told of the type of its weights
+    quantization: str | None = None  # the type of its weights, as its start names it
 
 
 class RoutedEngine(msgspec.Struct, frozen=True):
