@@ -102,7 +102,7 @@ async def opening_s(page: Page, address: str) -> float:
     cpu = CpuSince()
     await page.goto(address)
     await page.wait_for_selector(SHOWN)
-    await page.wait_for_function("!document.body.innerText.includes('reading ')")
+    await page.locator("#reading:empty").wait_for(state="attached")
     # The stream of events stays open, so the network is never idle.
     await page.wait_for_timeout(300)
     return cpu.read_s()
@@ -119,7 +119,7 @@ async def live_share(page: Page, address: str, run_dir: Path, first: int, num_s:
 
 
 async def web_pages(short: bool) -> list[Comparison]:
-    num_rounds, live_for_s = (1, 2) if short else (5, 20)
+    num_rounds, live_for_s = (1, 2) if short else (5, 40)
     sizes = {"num_runs": 5, "num_rollouts": 2_000, "num_turns": 60}
     sizes = sizes if short else {"num_runs": 300, "num_rollouts": long_run.NUM_ROLLOUTS, "num_turns": 3_000}
     found: list[Comparison] = []

@@ -95,7 +95,12 @@ class RunServer:
         after = request.query.get("after")
         with _as_bad_request():
             step = None if not after else _whole("after", after)
-        shown = await self._read(run, lambda: run_journal.series(run.journal, after=step))
+
+        def series() -> JsonRow:
+            found = run.kept.reply("series", run.journal.state, lambda: run_journal.series(run.journal))
+            return run_journal.later(found, step)
+
+        shown = await self._read(run, series)
         return json_reply(shown | {"num_steps": run.num_steps})
 
     async def _where(self, request: web.Request) -> web.Response:
@@ -163,11 +168,21 @@ class RunServer:
 
     async def _tasks(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        return json_reply(await self._read(run, lambda: tasks.tasks(run.journal, read_facts(run.directory))))
+
+        def of_tasks() -> JsonRow:
+            facts = read_facts(run.directory)
+            state = (run.journal.state, facts)
+            return run.kept.reply("tasks", state, lambda: tasks.tasks(run.journal, facts))
+
+        return json_reply(await self._read(run, of_tasks))
 
     async def _represented(self, request: web.Request) -> web.Response:
         run = await self._run(request)
-        return json_reply(await self._read(run, lambda: _represented(run.journal)))
+        kept, journal = run.kept, run.journal
+        reply = await self._read(
+            run, lambda: kept.reply("represented", journal.state, lambda: _represented(journal))
+        )
+        return json_reply(reply)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

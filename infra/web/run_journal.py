@@ -106,6 +106,11 @@ class RunJournal:
         return num_bytes
 
     @property
+    def state(self) -> object:
+        """A value that differs after each change of what was read."""
+        return [(file.generation, len(file.rows)) for file in self._files]
+
+    @property
     def progress(self) -> tuple[int, int]:
         """The number of bytes read, and the total."""
         found = [file.progress for file in self._files]
@@ -120,21 +125,22 @@ def sizes(directory: Path) -> dict[str, tuple[int, int]]:
     return {path.stem: (size_of(path), size_of(discarded(path))) for path in paths}
 
 
-def series(journal: RunJournal, *, after: int | None = None) -> JsonRow:
-    """All data for the curves of a run; with `after`, only those of later steps."""
-
-    def later(rows: Sequence[T], step_of: Callable[[T], int]) -> list[T]:
-        return [row for row in rows if after is None or step_of(row) > after]
-
+def series(journal: RunJournal) -> JsonRow:
+    """All data for the curves of a run."""
     return {
-        "steps": later(list(_steps(journal)), _step),
-        "evaluations": later(
-            [structs.replace(row, rewards={}) for row in journal.evaluations.rows], lambda row: row.step
-        ),
-        "publications": later(journal.publications.rows, lambda row: row.step),
-        "deliveries": later(journal.deliveries.rows, lambda row: row.step),
-        "marks": later(marks(journal), _step),
+        "steps": list(_steps(journal)),
+        "evaluations": [structs.replace(row, rewards={}) for row in journal.evaluations.rows],
+        "publications": journal.publications.rows[:],
+        "deliveries": journal.deliveries.rows[:],
+        "marks": marks(journal),
     }
+
+
+def later(found: JsonRow, after: int | None) -> JsonRow:
+    """The part of a series that belongs to later steps than `after`; all of it without."""
+    if after is None:
+        return found
+    return {name: [row for row in rows if _step(row) > after] for name, rows in found.items()}
 
 
 def marks(journal: RunJournal) -> list[JsonRow]:
@@ -198,8 +204,8 @@ def _mark(row: Any, kind: str, text: str) -> JsonRow:
     return {"at": row.at, "step": getattr(row, "step", None), "kind": kind, "text": text}
 
 
-def _step(row: JsonRow) -> int:
-    return int(row.get("step") or 0)
+def _step(row: JsonRow | EvaluationRow | PublicationRow | DeliveryRow) -> int:
+    return int((row.get("step") if isinstance(row, dict) else row.step) or 0)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,7 @@ class OpenRun:
     journal: RunJournal = field(init=False)
     rollouts: RolloutIndex = field(init=False)
     table: SortedRollouts = field(init=False)
+    kept: "Kept" = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
     # The state of a read that is not finished; replies then tell what was read so far.
     reading: Reading | None = None
@@ -80,7 +81,23 @@ class OpenRun:
             self.journal = RunJournal(self.directory / JOURNAL)
             self.rollouts = RolloutIndex(self.directory, self.journal)
             self.table = SortedRollouts()
+            self.kept = Kept()
             self.reading = Reading(*self.rollouts.progress)
+
+
+class Kept:
+    """Replies about a run by name, each given again until what it was made of has changed. One thread at a time may use it."""
+
+    def __init__(self) -> None:
+        self._replies: dict[str, tuple[object, JsonRow]] = {}
+
+    def reply(self, name: str, state: object, make: Callable[[], JsonRow]) -> JsonRow:
+        """The reply of this name. `state` differs after each change of what `make` reads."""
+        known_state, known = self._replies.get(name, (None, None))
+        if known is None or known_state != state:
+            known = make()
+            self._replies[name] = state, known
+        return known
 
 
 class RunCatalogue:

@@ -35,13 +35,13 @@ class WherePages:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self, run: OpenRun) -> JsonRow:
-        """The accounts and the advice; `unreadable` says why there are none."""
+        """The accounts and the advice; `unreadable` says why there are none, and `is_outdated` that the journal has changed since."""
         with self._lock:
             now, kept = sizes(run.directory / JOURNAL), self._kept.get(run.id)
             if kept is not None and (kept.sizes == now or time.monotonic() < kept.until):
-                return kept.page
+                return kept.page | {"is_outdated": kept.sizes != now}
             began_at = time.monotonic()
-            page = _page(run)
+            page = _page(run) | {"is_outdated": False}
             took_s = time.monotonic() - began_at
             self._kept[run.id] = _Kept(page, now, began_at + max(KEPT_S, KEPT_FACTOR * took_s))
             return page

@@ -235,9 +235,8 @@ class WhereFindings(msgspec.Struct, frozen=True, kw_only=True):
     engines: Account
     rollouts: RolloutWaits
     waiting: Waiting | None  # what slots did while the trainer waited for groups
-    gpus: tuple[
-        RankUse, ...
-    ]  # the GPUs of the learner's ranks over the whole run; empty where none was sampled
+    # The GPUs of the learner's ranks over the whole run; empty where none was sampled.
+    gpus: tuple[RankUse, ...]
     advice: tuple[Advice, ...]  # what would help, the largest gain first
     unknown: tuple[str, ...] = ()
 

@@ -81,8 +81,7 @@ class Learner:
             self._phases,
             keep_tokens=keep_tokens,
         )
-        # Tokens of the last step, by request and branch
-        self._tokens: dict[tuple[str, int], SampleTokens] = {}
+        self._tokens: dict[tuple[str, int], SampleTokens] = {}  # of the last step, by request and branch
         self._is_packed = packs_exports
         self._exporter = self._make_exporter()
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0

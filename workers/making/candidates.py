@@ -143,9 +143,8 @@ class CandidateBook:
                 left = left[os.write(self._descriptor, left) :]
             os.fsync(self._descriptor)
         except OSError:
-            os.ftruncate(
-                self._descriptor, num_bytes
-            )  # another job's line must not come after a part of this one
+            # Another job's line must not come after a part of this one.
+            os.ftruncate(self._descriptor, num_bytes)
             raise
 
     def close(self) -> None:

@@ -58,10 +58,11 @@ _REFERENCE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _LINE_END = re.compile(r"[ \t]*$", re.MULTILINE)
-_LINKED_TEXT = re.compile(r"!?\[([^\[\]\n]*)\]\((?=[^)\s]{0,300}[/#:])[^)\s]{1,500}\)")
+_LINKED_TEXT = re.compile(r"!?\[([^\[\]]{0,500})\]\((?=[^)\s]{0,300}[/#:])[^)\s]{1,500}\)")
 _ADDRESS = r"<?\b(?:https?|ftp|git|ssh)://(?:[^\s>)\"'`,.;:!?]|[,.;:!?'](?![\s)]|\Z))+>?"
 _LINK = re.compile(
-    rf"^(?:[ \t]*[-*+][ \t]+)?(?:{_BY}(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|refs?|see|part of)\b:?[ \t]+)?{_ADDRESS}[ \t]*\.?$"
+    rf"^(?:[ \t]*[-*+][ \t]+)?(?:{_BY}(?:close[sd]?|fix(?:e[sd])?|resolve[sd]?|address(?:es|ed)?|refs?|see|part of)"
+    rf"\b:?[ \t]+)?{_ADDRESS}[ \t]*\.?[ \t]*$"
     rf"| ?\({_ADDRESS}\)|(?P<inside>{_ADDRESS})",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -80,9 +81,8 @@ _PLAIN_RESULT = re.compile(r"return(?:True|False|None|nil|true|false);?")  # whi
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)([^`\n]+)\1")
 _RULE = re.compile(r"\n\n[-_*]{2,}\Z")  # before trailers that are gone
 _OPERATES = re.compile(r"[=\[\]{}<>|&^~@+*/%]|\w\(")  # what makes a line code, wherever it is quoted
-_PROSE = re.compile(
-    rb"\.(?:md|rst|txt|adoc|html?)\Z|/[^/.]+\Z|\A[^/.]+\Z", re.IGNORECASE
-)  # files that hold no code
+# Files that hold no code
+_PROSE = re.compile(rb"\.(?:md|rst|txt|adoc|html?)\Z|/[^/.]+\Z|\A[^/.]+\Z", re.IGNORECASE)
 _CODED = re.compile(r"_|\d|[a-z][A-Z]")  # how a name looks that is no word of a language
 
 
@@ -194,10 +194,14 @@ def cleaned(text: str, patch: str, is_given_away: Callable[[str], bool]) -> tupl
 
 
 def _outside_code(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Where the text has the pattern outside of blocks of code and of more between backquotes than the pattern alone."""
+    """Where the text has the pattern outside of code, which is in blocks and between backquotes, but for a hash that is alone there."""
     code = sorted(
         [found.span() for block in (FENCED, _INDENTED) for found in block.finditer(text)]
-        + [found.span() for found in _SPAN.finditer(text) if not pattern.fullmatch(found[2])]
+        + [
+            found.span()
+            for found in _SPAN.finditer(text)
+            if pattern is not _HASH or not _HASH.fullmatch(found[2])
+        ]
     )
     starts = [start for start, _ in code]
     ends: list[int] = []

@@ -24,6 +24,8 @@ const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"]
   ["trained", "Who gets trained"], ["where", "Where time went"], ["recipe", "Recipe and logs"]];
 const PARENT = { step: "run", rollout: "rollouts", compare: "rollouts" };
 const REFRESH_MS = 2000;
+const REST = 20; // a page that takes long to draw is drawn less often: it works for a twentieth of the time
+const LONGEST_REST_MS = 60000;
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -31,9 +33,11 @@ let here = parse("");
 let page = null;
 let visits = 0;
 let timer = null;
+let rest = REFRESH_MS; // before the page is drawn again
 
 async function visit() {
   const mine = (visits += 1);
+  rest = REFRESH_MS;
   here = parse(location.hash);
   navigate();
   main.setAttribute("aria-busy", "true");
@@ -64,23 +68,27 @@ function navigate() {
   say(document.getElementById("pages"), links);
 }
 
-/** Draw the page again soon; later while the reader points at a chart or has selected text. */
+/** Draw the page again soon; later while the reader points at a chart or has selected text. A page that shows what is outdated says so by
+ * returning true, and is drawn again. */
 function schedule() {
   timer ??= setTimeout(async () => {
     timer = null;
+    let isAgain = false;
     const selection = window.getSelection();
     const isSelected = !selection.isCollapsed && main.contains(selection.anchorNode);
     const waitsFor = isSelected ? "text is selected" : main.querySelector("svg:hover, svg:focus") && "a chart is read";
     if (connection.className) say(connection, waitsFor ? `not updated while ${waitsFor}` : "live");
     if (waitsFor) return schedule();
-    const refreshed = page;
+    const [refreshed, began] = [page, performance.now()];
     try {
-      await refreshed?.refresh?.();
+      isAgain = await refreshed?.refresh?.();
       main.querySelector(":scope > .notice")?.remove();
     } catch (error) {
       if (refreshed === page && !main.querySelector(":scope > .notice")) main.prepend(notice(error.message));
     }
-  }, REFRESH_MS);
+    rest = Math.min(LONGEST_REST_MS, Math.max(REFRESH_MS, REST * (performance.now() - began)));
+    if (isAgain === true && refreshed === page) schedule();
+  }, rest);
 }
 
 /** A page that shows a part of what there is changes as more is read. */

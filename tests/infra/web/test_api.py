@@ -10,6 +10,7 @@ from arq.connections import ArqRedis
 from msgspec import structs
 from redis.asyncio import Redis
 
+from infra.web import run_journal
 from pipeline import census, queue, watching
 from pipeline.journal.rows import StepRow
 from pipeline.judge import Judge, JudgedStep, Judgement, JudgeRequest, Vote, judgement_head
@@ -33,6 +34,21 @@ async def test_runs_are_found_in_a_folder_and_by_their_own_directory(serve: Serv
         **{"id": samples.RUN, "name": "mine", "live": None},  # for there is no Redis
         **{"step": 1, "num_steps": 9, "success": 0.5},
     }
+
+
+async def test_what_curves_are_drawn_from_is_computed_again_only_after_a_change(
+    serve: Serve, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, series = list[object](), run_journal.series
+    monkeypatch.setattr(run_journal, "series", lambda journal: computed.append(journal) or series(journal))
+    client = await serve(run_dir)
+    first = await read(client, f"{RUN}/series")
+    assert await read(client, f"{RUN}/series") == first
+    assert (await read(client, f"{RUN}/series", after=0))["steps"] == first["steps"]
+    assert len(computed) == 1
+    append(run_dir, "evaluations", {"name": "heldout_step_1", "success": 0.6, "at": 2400.0})
+    assert len((await read(client, f"{RUN}/series"))["evaluations"]) == 2
+    assert len(computed) == 2
 
 
 async def test_a_copy_of_a_run_is_a_run_of_its_own(serve: Serve, run_dir: Path) -> None:

@@ -43,3 +43,10 @@ async def test_what_engines_did_is_read_from_few_rollouts_and_said_to_be_left_ou
     monkeypatch.setattr(where_page, "KEPT_S", 0.0)
     found = (await read(await serve(run_dir), f"{RUN}/where"))["engines"]
     assert "`swerve where`" in found["unknown"][0]
+
+
+async def test_an_answer_that_is_kept_says_that_the_journal_has_changed_since(serve: Serve, run_dir: Path) -> None:
+    client = await serve(run_dir)
+    assert not (await read(client, f"{RUN}/where"))["is_outdated"]
+    append(run_dir, "steps", step(2, []))
+    assert (await read(client, f"{RUN}/where"))["is_outdated"], "so the page asks again"

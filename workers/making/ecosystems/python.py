@@ -247,7 +247,7 @@ def _written_fields(call: ast.Call) -> list[str]:
                    and isinstance(one.elts[0], ast.Constant)]  # fmt: skip
     if isinstance(written, str):
         return written.replace(",", " ").split()
-    names = cast("list[object]", list(written)) if isinstance(written, list | tuple) else []
+    names = list(cast("Iterable[object]", written)) if isinstance(written, list | tuple) else []
     return [one for one in names if isinstance(one, str)]
 
 

@@ -13,7 +13,10 @@ export async function show(here) {
   const body = element("div");
   async function refresh() {
     const found = await get(ofRun(here.run, "where"));
-    if (found.unreadable) return redraw(body, notice(found.unreadable));
+    if (found.unreadable) {
+      redraw(body, notice(found.unreadable));
+      return found.is_outdated;
+    }
     redraw(body,
       element("p", { class: "hint" }, "As of ", element("time", { title: moment(found.at) }, clock(found.at)),
         ". The parts of each table add up to its wall time. A piece of advice can gain at most what it says, by itself; gains do not add up."),
@@ -24,6 +27,7 @@ export async function show(here) {
         Object.values(found.waiting.parts_s).reduce((sum, one) => sum + one, 0)),
       found.waiting.cpu_share === null ? "" : element("p", {}, `The processors of the machine were ${percent(found.waiting.cpu_share)} busy meanwhile.`)) : "",
       section("What trained rollouts waited for", waits(found.rollouts), said(found.rollouts.unknown)));
+    return found.is_outdated;
   }
   await refresh();
   return { title: "Where the time went", body, refresh, kinds: ["steps", "fleet", "endings"] };
