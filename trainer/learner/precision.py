@@ -43,9 +43,8 @@ class PackedMatrix(msgspec.Struct, frozen=True):
     name: str
     outputs: tuple[int, ...]  # the rows of its parts, each of which the GPUs of an engine divide by itself
     inputs: int
-    is_divided_by_input: bool = (
-        False  # whether the GPUs of an engine divide its inputs in place of its outputs
-    )
+    # Whether the GPUs of an engine divide its inputs in place of its outputs
+    is_divided_by_input: bool = False
     num_heads: int = 0  # the key-value heads that its outputs are, of which each GPU has at least one; 0: they are something else
 
     @property
