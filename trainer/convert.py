@@ -1,5 +1,5 @@
-"""Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), a checkpoint of a run back into Hugging Face weights, or a published
-version that is adapters alone into whole weights.
+"""Turn Hugging Face weights into a Megatron checkpoint (`torch_dist`), a checkpoint of a run back into Hugging Face weights, a published
+version that is adapters alone into whole weights, or Hugging Face weights into such in FP8.
 
 The kind of SOURCE decides the direction. A model that one process cannot hold is divided among several with `torchrun` and the layout's
 options; the layout need not be the one that the checkpoint was written in, or will be read in.
@@ -39,11 +39,13 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
         )
     if target.exists():
         raise ValueError(f"{target} exists: remove it, or give another name")
-    if is_adapter:
-        from trainer.learner.merge import merge
-
+    if options.fp8 and (is_checkpoint or is_adapter):
+        raise ValueError(
+            f"--fp8: {source} holds no whole weights; write it as Hugging Face weights first, and give these"
+        )
+    if options.fp8 or is_adapter:
         if settings.rank == 0:
-            merge(source, model, target)
+            _rewrite(source, target, adapted=model if is_adapter else None)
             print(target)
         return 0
     config = LearnerConfig(
@@ -71,6 +73,18 @@ def convert(options: argparse.Namespace, settings: TrainerSettings) -> int:
     return 0
 
 
+def _rewrite(source: Path, target: Path, *, adapted: Path | None) -> None:
+    """Converts file by file, without Megatron: adapters of the model in `adapted` to whole weights, or weights to FP8."""
+    if adapted is not None:
+        from trainer.learner.merge import merge
+
+        merge(source, adapted, target)
+        return
+    from trainer.learner.fp8 import write_fp8
+
+    write_fp8(source, target)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program("trainer.convert"), description=__doc__)
     parser.add_argument(
@@ -91,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         default="bf16",
         help="type of the weights in a new checkpoint, as learner.dtype of the recipe that reads it; default bf16. "
         "Hugging Face weights get the type that they have in the checkpoint",
+    )
+    parser.add_argument(
+        "--fp8",
+        action="store_true",
+        help="write the Hugging Face weights in SOURCE in FP8 to TARGET, with a scale for each block of 128 x 128, for a recipe with "
+        'weights.precision = "fp8" and its engines',
     )
     for name in ("tensor", "pipeline", "expert"):
         parser.add_argument(

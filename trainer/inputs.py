@@ -36,9 +36,10 @@ from trainer.agent_file import (
     recipe_agent,
 )
 from trainer.learner.architecture import alone_faults, layout_faults
-from trainer.learner.config import LossConfig
+from trainer.learner.config import CORRECTIONS, LossConfig
 from trainer.learner.families.registry import has_packed_weights, read_architecture
 from trainer.learner.objectives.own import check_own
+from trainer.learner.precision import check_scale_format, fp8_faults, is_fp8
 from trainer.recipe import AdmissionRecipe, AnyRecipe, CreditRecipe, JudgeRecipe, Recipe, Unverified
 from trainer.recipe.loading import about_source, source_words
 from trainer.recipe.schema import ChatRecipe, TaskFiles
@@ -191,17 +192,36 @@ def check_learner(recipe: AnyRecipe) -> None:
     faults = layout_faults(architecture, recipe.learner)
     if isinstance(recipe, Recipe) and recipe.weights.adapters == "alone":
         faults += alone_faults(architecture, recipe.learner.lora)
+    if isinstance(recipe, Recipe) and recipe.weights.precision == "fp8":
+        faults += fp8_faults(architecture)
     if faults:
         raise ValueError("; ".join(faults))
-    if isinstance(recipe, Recipe) and has_packed_weights(directory):
-        raise ValueError(
-            f"model: {directory} has packed weights (quantization_config in config.json), and an engine that was started with them would "
-            f"pack the weights of each version, too: write them in bf16 with `python -m trainer.convert {directory} CHECKPOINT` and "
-            f"`python -m trainer.convert CHECKPOINT DIRECTORY --model {directory}`, and give DIRECTORY"
-        )
+    if isinstance(recipe, Recipe):
+        check_precision(recipe, directory)
     if not any(directory.glob("*.safetensors")):
         raise ValueError(
             f"model: {directory} holds no .safetensors file; give a Hugging Face directory with weights"
+        )
+
+
+def check_precision(recipe: Recipe, directory: Path) -> None:
+    """Raises ValueError unless the weights in a directory have the type in which the recipe's versions are published. Engines are started
+    with the model, and take versions of the same type alone.
+    """
+    if recipe.weights.precision == "fp8":
+        if not is_fp8(directory):
+            raise ValueError(
+                f'weights.precision = "fp8": {directory} has no weights in FP8 (quantization_config in config.json), and engines that are '
+                "started with others take none: give the directory in which the model is published in FP8, or write one with "
+                f"`python -m trainer.convert --fp8 {directory} DIRECTORY`, for the learner and the engines alike"
+            )
+        check_scale_format(directory)
+    elif has_packed_weights(directory):
+        other = ', or set weights.precision = "fp8"' if is_fp8(directory) else ""
+        raise ValueError(
+            f"model: {directory} has packed weights (quantization_config in config.json), and an engine that was started with them would "
+            f"pack the weights of each version, too: write them in bf16 with `python -m trainer.convert {directory} CHECKPOINT` and "
+            f"`python -m trainer.convert CHECKPOINT DIRECTORY --model {directory}`, and give DIRECTORY{other}"
         )
 
 
@@ -247,6 +267,7 @@ def describe(recipe: Recipe, inputs: Inputs) -> str:
             ),
             f"learner: {processes_words(recipe)}",
             f"objective: {_objective_words(recipe.learner.loss)}",
+            *_precision_lines(recipe),
             f"admission: at most {open_at_most} groups ({open_at_most * size} rollouts) open, "
             f"so that none is trained more than {recipe.admission.max_lag_versions} versions late"
             f"{_staleness_words(recipe.admission)}",
@@ -629,6 +650,30 @@ def _objective_words(loss: LossConfig) -> str:
     changes = ", ".join(f"{name} = {toml_value(value)}" for name, value in given.items())
     name = loss.objective or loss.kind
     return f"{name}, with {changes}" if changes else f"{name}, with its own numbers"
+
+
+def _precision_lines(recipe: Recipe) -> Iterator[str]:
+    """The line about engines that compute with other numbers than the learner, and what the recipe does about it."""
+    if recipe.weights.precision == "learner":
+        return
+    loss = recipe.learner.loss
+    if loss.objective:
+        correction = f"whatever {loss.objective} makes of the engines' log-probs"
+    else:
+        correction = CORRECTIONS[loss.kind].format(
+            **{
+                f"ratio_{name}": name
+                if getattr(loss, f"ratio_{name}") is None
+                else f"{getattr(loss, f'ratio_{name}'):g}"
+                for name in ("cap", "floor")
+            }
+        )
+    if loss.geometric_mask is not None:
+        correction += f"; a trajectory whose mean ratio is outside {list(loss.geometric_mask)} is not trained"
+    yield (
+        f"precision: engines compute with weights in FP8, the learner in {recipe.learner.dtype}; the gap between their log-probs is "
+        f"measured on {recipe.audit.share:.1%} of the tokens, and corrected by {correction}"
+    )
 
 
 def processes_words(recipe: AnyRecipe) -> str:

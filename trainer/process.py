@@ -111,7 +111,13 @@ def make_feed(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int 
         backend.use_threads(num_threads)
     backend.join(rank=settings.rank, world_size=settings.world_size, local_rank=settings.local_rank)
     keep_tokens = isinstance(recipe, Recipe) and recipe.rollouts.keeps_tokens
-    return Feed(Learner(recipe.learner, model_directory=Path(recipe.model), keep_tokens=keep_tokens))
+    learner = Learner(
+        recipe.learner,
+        model_directory=Path(recipe.model),
+        packs_exports=isinstance(recipe, Recipe) and recipe.weights.precision == "fp8",
+        keep_tokens=keep_tokens,
+    )
+    return Feed(learner)
 
 
 def follow(recipe: AnyRecipe, settings: TrainerSettings, *, num_threads: int = 0) -> int:

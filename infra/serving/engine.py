@@ -78,6 +78,9 @@ def engine_command(arguments: argparse.Namespace) -> list[str]:
         str(arguments.port),
         *COMMON_FLAGS,
     ]
+    if served_models.is_fp8(Path(arguments.model)):
+        # The default is what config.json says. Said aloud, it is in what the engine reports of itself, where the trainer looks for it.
+        flags += ["--quantization", "fp8"]
     flags += ["--weight-version", arguments.weight_version, "--tp-size", str(arguments.tensor_parallel)]
     flags += () if arguments.chat else ("--skip-tokenizer-init",)
     flags += CPU_FLAGS if on_cpu else ()

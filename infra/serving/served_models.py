@@ -63,11 +63,25 @@ def check_architecture(model: Path, *, device: str) -> None:
             f"{model}: SGLang has no architecture {named[0]}; {hint}give another checkpoint, or add "
             "`-- --model-impl transformers` to try Hugging Face's implementation"
         )
+    if device == "cpu" and is_fp8(model):
+        raise ValueError(
+            f"{model}: its weights are in FP8, for which SGLang needs compiled kernels on a CPU, and a CPU with AMX; give --device cuda, "
+            "or weights in bf16 (docs/checkpoints.md, Conversion)"
+        )
     if device == "cpu" and all(files.get(name, "") in NOT_ON_CPU for name in named if name in files):
         raise ValueError(
             f"{model}: SGLang does not serve {named[0]} on a CPU: its kernels are for GPUs; "
             "give another checkpoint, or --device cuda on a machine with a GPU"
         )
+
+
+def is_fp8(model: Path) -> bool:
+    """Whether the weights are in FP8, by config.json."""
+    file = model / "config.json"
+    try:
+        return json.loads(file.read_bytes())["quantization_config"]["quant_method"] == "fp8"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def architectures(model: Path) -> list[str]:

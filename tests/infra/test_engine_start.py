@@ -76,6 +76,19 @@ def test_an_architecture_without_a_cpu_kernel_is_accepted_on_gpus(tiny_model: Pa
     served_models.check_architecture(checkpoint_of(["MambaForCausalLM"], tiny_model, tmp_path), device="cuda")
 
 
+def test_an_engine_of_weights_in_eight_bits_says_so_and_needs_a_gpu(tiny_model: Path, tmp_path: Path) -> None:
+    model = checkpoint_of(["LlamaForCausalLM"], tiny_model, tmp_path)
+    words = ["--model", str(model), "--device", "cuda"]
+    assert "--quantization" not in engine.engine_command(engine.parse_arguments(words))
+    config = json.loads((model / "config.json").read_bytes())
+    packed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (model / "config.json").write_text(json.dumps(config | {"quantization_config": packed}))
+    command = engine.engine_command(engine.parse_arguments(words))
+    assert command[command.index("--quantization") + 1] == "fp8"
+    served_models.check_architecture(model, device="cuda")
+    assert "its weights are in FP8, for which SGLang needs compiled kernels on a CPU" in engine_refusal(model)
+
+
 def test_hugging_faces_implementation_may_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:
     model = checkpoint_of(["NewForCausalLM"], tiny_model, tmp_path)
     (port,) = free_ports(1)

@@ -147,3 +147,25 @@ def test_what_cannot_be_converted_is_refused_in_one_line(
         assert convert.main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert reason in line
+
+
+def test_whole_weights_become_such_in_eight_bits_and_nothing_else_does(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = write_model(tmp_path / "plain", "qwen3", hidden_size=128, intermediate_size=128, head_dim=128)
+    (plain / "tokenizer.json").write_text("{}")
+    assert convert.main(["--fp8", str(plain), str(tmp_path / "fp8")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "fp8")
+    assert read_export(tmp_path / "fp8")["model.layers.0.mlp.up_proj.weight"].dtype == torch.float8_e4m3fn
+    assert (tmp_path / "fp8" / "tokenizer.json").exists()
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "adapter_config.json").write_text("{}")
+    adapted = ["--model", str(model)]
+    for source, fault in {
+        tmp_path / "adapters": "holds no whole weights",
+        model: "which is no multiple of 128",
+        tmp_path / "fp8": "has packed weights already",
+    }.items():
+        assert convert.main(["--fp8", str(source), str(tmp_path / "x"), *adapted]) == 2
+        assert fault in capsys.readouterr().err
+        assert not (tmp_path / "x").exists()

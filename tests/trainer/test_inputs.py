@@ -242,6 +242,71 @@ def test_packed_weights_are_refused_with_the_commands_that_write_them_anew(place
         check_learner(given)
 
 
+def in_fp8(model: str, target: Path) -> Path:
+    """The directory of a model whose `config.json` says that its weights are in FP8."""
+    directory = shutil.copytree(model, target)
+    keys = json.loads((directory / "config.json").read_text())
+    keys |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 128}
+    keys |= {"hidden_size": 256, "intermediate_size": 256}
+    packed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (directory / "config.json").write_text(json.dumps(keys | {"quantization_config": packed}))
+    return directory
+
+
+PACKED = ("weights.precision=fp8", "learner.snapshots_kept=9")
+
+
+def test_a_recipe_of_versions_in_eight_bits_needs_a_model_in_eight_bits(place: Path) -> None:
+    given = recipe(place, "allow", *PACKED)
+    packed = in_fp8(given.model, place / "packed")
+    check_learner(replace(given, model=str(packed)))
+    with pytest.raises(ValueError, match=r'has packed weights .* or set weights\.precision = "fp8"$'):
+        check_learner(replace(recipe(place, "allow"), model=str(packed)))
+    keys = json.loads((packed / "config.json").read_text())
+    quantization = keys.pop("quantization_config")
+    (packed / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(
+        ValueError,
+        match=r'^weights\.precision = "fp8": .* has no weights in FP8 .*`python -m trainer\.convert --fp8',
+    ):
+        check_learner(replace(given, model=str(packed)))
+    keys["quantization_config"] = quantization | {"scale_fmt": "ue8m0"}
+    (packed / "config.json").write_text(json.dumps(keys))
+    with pytest.raises(ValueError, match=r"quantization_config\.scale_fmt = 'ue8m0'"):
+        check_learner(replace(given, model=str(packed)))
+    del keys["quantization_config"]["scale_fmt"]
+    (packed / "config.json").write_text(json.dumps(keys | {"hidden_size": 192}))
+    with pytest.raises(ValueError, match=r'^weights\.precision = "fp8": self_attn\.q_proj has 192 inputs'):
+        check_learner(replace(given, model=str(packed)))
+
+
+@pytest.mark.parametrize(
+    ("override", "correction"),
+    [
+        ("learner.loss.kind=tis", "corrected by a weight of min(p / mu, cap) for each token"),
+        (
+            "learner.loss={kind='tis', ratio_cap=3.0}",
+            "corrected by a weight of min(p / mu, 3) for each token",
+        ),
+        (
+            "learner.loss={kind='gspo', geometric_mask=[0.9, 1.1]}",
+            "so not token by token; a trajectory whose mean ratio is outside [0.9, 1.1] is not trained",
+        ),
+        ("learner.loss.objective=mine.py:own", "mine.py:own makes of the engines' log-probs"),
+    ],
+)
+def test_the_plan_says_what_corrects_the_gap_to_engines_in_low_precision(
+    place: Path, override: str, correction: str
+) -> None:
+    given = recipe(place, "allow", *PACKED, override)
+    (line,) = [one for one in describe(given, read_inputs(given)).splitlines() if one.startswith("precision")]
+    assert line.startswith("precision: engines compute with weights in FP8, the learner in bf16; ")
+    assert "measured on 2.0% of the tokens" in line
+    assert line.endswith(correction)
+    given = recipe(place, "allow", override)
+    assert "precision:" not in describe(given, read_inputs(given))
+
+
 def test_what_puts_users_next_to_each_other_is_refused_where_they_take_turns_with_assistants(
     place: Path,
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from pipeline.agent.config import load_agent
+from trainer.learner.config import CORRECTIONS, UNCORRECTED, LossKind
 from trainer.recipe import differences, load_any_recipe, load_recipe, set_keys, to_toml
 from trainer.recipe.__main__ import reference
 from trainer.recipe.schema import Recipe, Rollout
@@ -225,6 +226,11 @@ def test_an_override_reads_as_toml_and_else_as_text(minimal: Path) -> None:
         ("weights.receiver_port=30301", 'of use with weights.transport = "delta" only'),
         ("weights.adapters=alone", "set learner.lora.rank"),
         ("weights={adapters='alone', transport='distributed'}", 'set weights.transport to "disk" or "delta"'),
+        ("weights.precision=fp4", 'weights.precision is "fp4"; it must be "learner" or "fp8'),
+        (
+            "weights.precision=fp8",
+            "learner.snapshots_kept is 0, so the log-prob gap would be unmeasured; set it to",
+        ),
         ("weights.adapters=apart", 'weights.adapters is "apart"; it must be "merged" or "alone'),
         ('rollouts.keep="some"', "rollouts.keep"),
         (
@@ -518,3 +524,23 @@ def test_keys_that_do_not_have_their_default_are_listed(minimal: Path) -> None:
     assert found["name"] == "r", "it has no default"
     assert "weights.keep" not in found, "3 is the default"
     assert "rollout.sampling.top_p" not in found
+
+
+def test_engines_in_low_precision_need_an_audit_and_an_objective_that_corrects_the_gap(minimal: Path) -> None:
+    packed = ["weights.precision=fp8", "learner.snapshots_kept=6"]
+    assert load_recipe(minimal, packed).weights.precision == "fp8"
+    for override, fault in {
+        "learner.loss.kind=reinforce": r"learner\.loss\.kind = \"reinforce\" does not read the log-probs of the engines.*set another",
+        "learner.loss.kind=sft": r"learner\.loss\.kind = \"sft\" does not read the log-probs of the engines",
+        "audit.share=0": r"audit\.share is 0, so the log-prob gap would be unmeasured; set it above 0",
+        "weights={precision='fp8', adapters='alone'}": r'set weights\.adapters = "merged", or weights\.precision = "learner"',
+    }.items():
+        with pytest.raises(ValueError, match=fault):
+            load_recipe(minimal, [*packed, "learner.lora.rank=4", override])
+    own = [*packed, "learner.loss.objective=mine.py:own"]
+    assert load_recipe(minimal, own).learner.loss.objective.endswith("mine.py:own")
+
+
+def test_what_each_objective_does_about_the_gap_is_said_or_it_is_refused() -> None:
+    assert {*CORRECTIONS, *UNCORRECTED} == {*get_args(LossKind)}
+    assert not {*CORRECTIONS} & {*UNCORRECTED}

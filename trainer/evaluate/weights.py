@@ -29,7 +29,7 @@ from pipeline.journal.reading import read
 from pipeline.journal.rows import EpisodeRow
 from pipeline.message import json_line
 from trainer import process
-from trainer.inputs import Inputs, check_learner, read_inputs
+from trainer.inputs import Inputs, check_learner, check_precision, read_inputs
 from trainer.process import TrainerSettings
 from trainer.recipe import EvaluationRecipe, Recipe, load_recipe
 from trainer.records.run_directory import sole_trainer, writable
@@ -90,6 +90,7 @@ def _evaluate(arguments: argparse.Namespace, settings: TrainerSettings) -> int:
     weights = _weights(arguments, recipe)
     if not weights.is_checkpoint:  # they are whole, and so is their version
         recipe = replace(recipe, weights=replace(recipe.weights, adapters="merged"))
+        check_precision(recipe, weights.directory)
     if weights.is_checkpoint:
         process.check_processes(recipe, settings)
         check_learner(recipe)

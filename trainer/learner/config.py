@@ -3,7 +3,7 @@
 No torch here: recipes are read on machines that have none.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -25,6 +25,22 @@ LossKind = Literal[
     "sft",
 ]
 """The keys of `OBJECTIVES` in objectives/registry.py, where the settings and requirements of each are."""
+
+CORRECTIONS: Mapping[LossKind, str] = {
+    "stream_grpo": "a weight of min(pi / mu, {ratio_cap}) for each token, none outside the trust region, and a veto of impossible ratios",
+    "cispo": "a weight of min(pi / mu, {ratio_cap}) for each token",
+    "grpo": "the clipped ratio pi / mu of each token",
+    "dr_grpo": "the clipped ratio pi / mu of each token",
+    "gspo": "the clipped geometric mean of pi / mu over a trajectory, so not token by token",
+    "decoupled_ppo": "a weight of p / mu for each token, 0 above {ratio_cap}",
+    "tis": "a weight of min(p / mu, {ratio_cap}) for each token",
+    "icepop": "a weight of p / mu for each token, 0 below {ratio_floor} and above {ratio_cap}",
+    "topr": "a weight of min(pi / mu, {ratio_cap}) for tokens with a negative advantage, and nothing for the others",
+}
+"""What each objective does about log-probs of engines (mu) that differ from the learner's (pi; p at the start of a step)."""
+
+UNCORRECTED: tuple[LossKind, ...] = ("reinforce", "sft")
+"""The objectives that do not read the log-probs of engines."""
 
 Recompute = Literal["none", "selective", "full"]
 

@@ -23,26 +23,36 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     pcie_bytes_per_s: float  # speed to the host, one direction
     # Speed to the other GPUs of its node, one direction: NVLink, or PCIe where there is none.
     link_bytes_per_s: float
+    compute_capability: tuple[int, int]
     source: str  # where the numbers are from
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it computes products of numbers in FP8."""
+        return self.compute_capability >= (8, 9)
+
+    @property
+    def is_blackwell(self) -> bool:
+        return self.compute_capability >= (10, 0)
 
 
 # PCIe 4.0 x16 carries 32 GB/s in one direction, PCIe 5.0 x16 64 GB/s.
 # fmt: off
 _TABLE = (
-    # name, memory in MiB, TFLOP/s, then GB/s: memory, PCIe, link; source
-    ("A100-40",      40960,   312, 1555, 32, 300, "NVIDIA A100 data sheet, SXM4 40 GB"),
-    ("A100-80",      81920,   312, 2039, 32, 300, "NVIDIA A100 data sheet, SXM4 80 GB"),
-    ("A800-80",      81920,   312, 2039, 32, 200, "NVIDIA A800: an A100 80 GB with 400 GB/s of NVLink"),
-    ("H100-80",      81559, 989.4, 3350, 64, 450, "NVIDIA H100 data sheet, SXM5 80 GB"),
-    ("H100PCIE-80",  81559,   756, 2000, 64,  64, "NVIDIA H100 data sheet, PCIe; its NVLink joins two only, so PCIe counts"),
-    ("H800-80",      81559, 989.4, 3350, 64, 200, "NVIDIA H800: an H100 SXM5 with 400 GB/s of NVLink"),
-    ("H20-96",       97871,   148, 4000, 64, 450, "NVIDIA H20 data sheet"),
-    ("H200-141",    143771, 989.4, 4800, 64, 450, "NVIDIA H200 data sheet, SXM5"),
-    ("B200-180",    183359,  2250, 7700, 64, 900, "NVIDIA HGX B200 data sheet: eight have 1.44 TB, 62 TB/s, 36 PFLOP/s of sparse bf16"),
-    ("L40S-48",      46068,   362,  864, 32,  32, "NVIDIA L40S data sheet; it has no NVLink"),
-    ("A6000-48",     49140, 154.8,  768, 32,  32, "NVIDIA RTX A6000 data sheet; its NVLink joins two only, so PCIe counts"),
-    ("RTX4090-24",   24564, 165.2, 1008, 32,  32, "NVIDIA Ada architecture white paper, with fp32 accumulation; it has no NVLink"),
-    ("A10-24",       23028,   125,  600, 32,  32, "NVIDIA A10 data sheet; it has no NVLink"),
+    # name, memory in MiB, TFLOP/s, then GB/s: memory, PCIe, link; compute capability; source
+    ("A100-40",      40960,   312, 1555, 32, 300, (8, 0), "NVIDIA A100 data sheet, SXM4 40 GB"),
+    ("A100-80",      81920,   312, 2039, 32, 300, (8, 0), "NVIDIA A100 data sheet, SXM4 80 GB"),
+    ("A800-80",      81920,   312, 2039, 32, 200, (8, 0), "NVIDIA A800: an A100 80 GB with 400 GB/s of NVLink"),
+    ("H100-80",      81559, 989.4, 3350, 64, 450, (9, 0), "NVIDIA H100 data sheet, SXM5 80 GB"),
+    ("H100PCIE-80",  81559,   756, 2000, 64,  64, (9, 0), "NVIDIA H100 data sheet, PCIe; its NVLink joins two only, so PCIe counts"),
+    ("H800-80",      81559, 989.4, 3350, 64, 200, (9, 0), "NVIDIA H800: an H100 SXM5 with 400 GB/s of NVLink"),
+    ("H20-96",       97871,   148, 4000, 64, 450, (9, 0), "NVIDIA H20 data sheet"),
+    ("H200-141",    143771, 989.4, 4800, 64, 450, (9, 0), "NVIDIA H200 data sheet, SXM5"),
+    ("B200-180",    183359,  2250, 7700, 64, 900, (10, 0), "NVIDIA HGX B200 data sheet, eight: 1.44 TB, 62 TB/s, 36 PFLOP/s sparse bf16"),
+    ("L40S-48",      46068,   362,  864, 32,  32, (8, 9), "NVIDIA L40S data sheet; it has no NVLink"),
+    ("A6000-48",     49140, 154.8,  768, 32,  32, (8, 6), "NVIDIA RTX A6000 data sheet; its NVLink joins two only, so PCIe counts"),
+    ("RTX4090-24",   24564, 165.2, 1008, 32,  32, (8, 9), "NVIDIA Ada architecture white paper, with fp32 accumulation; it has no NVLink"),
+    ("A10-24",       23028,   125,  600, 32,  32, (8, 6), "NVIDIA A10 data sheet; it has no NVLink"),
 )
 # fmt: on
 DEVICES: dict[str, Device] = {
@@ -53,9 +63,10 @@ DEVICES: dict[str, Device] = {
         memory_bytes_per_s=memory * 1e9,
         pcie_bytes_per_s=pcie * 1e9,
         link_bytes_per_s=link * 1e9,
+        compute_capability=capability,
         source=source,
     )
-    for name, mib, tflops, memory, pcie, link, source in _TABLE
+    for name, mib, tflops, memory, pcie, link, capability, source in _TABLE
 }
 """Every GPU that plans can use, by its name."""
 

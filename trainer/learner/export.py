@@ -39,7 +39,7 @@ from trainer.learner.lora import SUFFIX, adapters
 from trainer.learner.model import build_model, keep_in_fp32
 from trainer.learner.parameters import Parameter
 
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float8_e4m3fn: "F8_E4M3"}
 _HEADER_ALIGNMENT = 8
 
 
@@ -181,7 +181,7 @@ class Exporter:
     def __init__(self, parts: Sequence[Part], *, describe: Callable[[Path], None]) -> None:
         """`describe` writes the config and tokenizer into a directory; rank 0 calls it."""
         # Larger types come first, as `write_safetensors` requires.
-        self._parts = sorted(parts, key=lambda part: -part.like.itemsize)
+        self._parts = sorted(parts, key=lambda part: -max(one.itemsize for one in part.announce()))
         self._describe = describe
         self._plan: list[_File] | None = None
         self._num_bytes = 0
@@ -325,14 +325,16 @@ def _file_name(number: int, of: int) -> str:
     return SINGLE_FILE if of == 1 else f"model-{number:05d}-of-{of:05d}.safetensors"
 
 
-def copy_description(source: Path, directory: Path, dtype: torch.dtype) -> None:
-    """Copies config, tokenizer, chat template and generation defaults of `source`, for weights of a type."""
+def copy_description(source: Path, directory: Path, dtype: torch.dtype, *, is_packed: bool = False) -> None:
+    """Copies config, tokenizer, chat template and generation defaults of `source`, for weights of a type. With `is_packed`, those that are
+    packed in `source` are packed in `directory`, too.
+    """
     for path in source.iterdir():
         if path.is_file() and path.suffix in COPIED_SUFFIXES and path.name not in ("config.json", INDEX_FILE):
             shutil.copyfile(path, directory / path.name)
     config = msgspec.json.decode((source / "config.json").read_bytes())
     for keys in (config, *(config.get(name) for name in LANGUAGE_TABLES)):
-        if isinstance(keys, dict):
+        if isinstance(keys, dict) and not is_packed:
             keys.pop("quantization_config", None)  # what is written are numbers of `dtype`
     config["dtype" if "dtype" in config else "torch_dtype"] = str(dtype).removeprefix("torch.")
     (directory / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)))

@@ -20,6 +20,7 @@ from torch import Tensor
 from trainer.learner.architecture import Architecture
 from trainer.learner.families.registry import FAMILIES, has_packed_weights
 from trainer.learner.parameters import CORRECTION, EMBEDDING, Parameter, layer_parameters, outer_parameters
+from trainer.learner.precision import BLOCK, scale_name
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -86,7 +87,7 @@ class SafetensorsDirectory:
 
     def __getitem__(self, name: str) -> Tensor:
         """A tensor. A matrix in FP8 is returned as numbers. Raises ValueError if its scales are not those of its blocks."""
-        tensor, scales = self._whole(name), f"{name}_scale_inv"
+        tensor, scales = self._whole(name), scale_name(name)
         return from_fp8(tensor, self._whole(scales)) if scales in self else tensor
 
     def _whole(self, name: str) -> Tensor:
@@ -127,10 +128,6 @@ def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return torch.ldexp(numbers, scales[..., None].int() - 127).flatten(-2).to(torch.bfloat16)
 
 
-FP8_BLOCK = 128
-"""The rows and the columns of a block of a matrix in FP8 that have one scale."""
-
-
 def from_fp8(matrix: Tensor, scales: Tensor) -> Tensor:
     """The numbers of a matrix in FP8 (E4M3), fp32 of rows x columns, from `scales` of one number for each block. Raises ValueError if
     there are not as many as blocks, or if it is no such matrix.
@@ -141,13 +138,13 @@ def from_fp8(matrix: Tensor, scales: Tensor) -> Tensor:
             "take the files that belong together"
         )
     rows, columns = matrix.shape
-    blocks = tuple(-(-size // FP8_BLOCK) for size in matrix.shape)
+    blocks = tuple(-(-size // BLOCK) for size in matrix.shape)
     if scales.shape != blocks:
         raise ValueError(
             f"a matrix of {rows} x {columns} in FP8 has scales of shape {tuple(scales.shape)} instead of {blocks}: take weights with "
-            f"blocks of {FP8_BLOCK} x {FP8_BLOCK}"
+            f"blocks of {BLOCK} x {BLOCK}"
         )
-    spread = scales.float().repeat_interleave(FP8_BLOCK, 0).repeat_interleave(FP8_BLOCK, 1)
+    spread = scales.float().repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
     return matrix.float() * spread[:rows, :columns]
 
 

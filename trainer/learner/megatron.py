@@ -4,7 +4,6 @@ Every rank builds one and calls the same methods with the same arguments in the 
 The same code runs on one CPU process and on many GPUs; only `backend` knows the difference.
 """
 
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from trainer.learner.config import LearnerConfig, NotFinite, StepMetrics
 from trainer.learner.export import Exporter, carried_parts, copy_description, weight_parts
 from trainer.learner.families.registry import read_architecture
 from trainer.learner.forward import Forward, Likelihoods, Logprobs
+from trainer.learner.fp8 import packed_names, packed_parts
 from trainer.learner.gpu_use import GpuUse
 from trainer.learner.logprobs import Head
 from trainer.learner.lora import ADAPTER_DIRECTORY, gather_adapters, write_adapters
@@ -39,17 +39,20 @@ log = logging.getLogger("swerve.learner")
 class Learner:
     """A policy under training. Needs `backend.join` first; one in each process of the run."""
 
-    def __init__(self, config: LearnerConfig, *, model_directory: Path, keep_tokens: bool = False) -> None:
-        """Read the starting weights (Hugging Face). With `keep_tokens`, each step leaves what `take_tokens` returns. Raises
-        ValueError where model and layout do not fit, and where TransformerEngine or Apex is installed.
+    def __init__(
+        self,
+        config: LearnerConfig,
+        *,
+        model_directory: Path,
+        packs_exports: bool = False,
+        keep_tokens: bool = False,
+    ) -> None:
+        """Read the starting weights (Hugging Face). With `packs_exports`, `export` writes in FP8 what these have in FP8. With
+        `keep_tokens`, each step leaves what `take_tokens` returns. Raises ValueError where model and layout do not fit, and where
+        TransformerEngine or Apex is installed.
         """
         check_adam()
-        backend.lay_out(
-            tensor_parallel=config.tensor_parallel,
-            pipeline_parallel=config.pipeline_parallel,
-            expert_parallel=config.expert_parallel,
-            context_parallel=config.context_parallel,
-        )
+        _lay_out(config)
         self.config = config
         self._loss = resolve(config.loss)
         self.steps = 0  # number of steps taken; restored with a checkpoint
@@ -79,13 +82,8 @@ class Learner:
             keep_tokens=keep_tokens,
         )
         self._tokens: dict[tuple[str, int], SampleTokens] = {}  # of the last step, by request and branch
-        self._exporter = Exporter(
-            [
-                *weight_parts(self._model, self._architecture),
-                *carried_parts(self._architecture, model_directory),
-            ],
-            describe=functools.partial(self._describe_export, model_directory),
-        )
+        self._is_packed = packs_exports
+        self._exporter = self._make_exporter()
         self._adapters: dict[str, Tensor] = {}  # adapters of the current export, on rank 0
         self._streamed: StepWork | None = None  # a step whose samples are accumulated part by part
         self._saving: checkpoint.Saving | None = None
@@ -240,10 +238,17 @@ class Learner:
         """The number of updates of each parameter of this rank, by the optimizer's own count."""
         return adam_steps(self._optimizer)
 
-    def _describe_export(self, source: Path, partial: Path) -> None:
-        copy_description(source, partial, weights_dtype(self.config))
+    def _make_exporter(self) -> Exporter:
+        parts = weight_parts(self._model, self._architecture)
+        if self._is_packed:
+            parts = packed_parts(parts, packed_names(self._source))
+        carried = carried_parts(self._architecture, self._source)
+        return Exporter([*parts, *carried], describe=self._describe_export)
+
+    def _describe_export(self, partial: Path) -> None:
+        copy_description(self._source, partial, weights_dtype(self.config), is_packed=self._is_packed)
         if self.config.lora.rank:
-            write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=source)
+            write_adapters(self._adapters, partial / ADAPTER_DIRECTORY, self.config.lora, source=self._source)
 
     def _begin(self) -> StepWork:
         self._phases.take()  # clears what an audit left in it
@@ -275,6 +280,15 @@ class Learner:
         if self._loss.recomputes_proximal and num_updates > 1:
             proximal = self.logprobs(batch.samples, batch.temperature)
         return LossInputs.of(batch, reference=reference, proximal=proximal)
+
+
+def _lay_out(config: LearnerConfig) -> None:
+    backend.lay_out(
+        tensor_parallel=config.tensor_parallel,
+        pipeline_parallel=config.pipeline_parallel,
+        expert_parallel=config.expert_parallel,
+        context_parallel=config.context_parallel,
+    )
 
 
 def _forward(

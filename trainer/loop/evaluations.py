@@ -175,7 +175,9 @@ class StandaloneEvaluation:
             if self._recipe.weights.engines == "router":
                 hold = await stack.enter_async_context(sole_policy(redis, self._run_id))
                 hold.when_taken(self._give_engines_up)
-                engines = await stack.enter_async_context(Engines(self._router_url))
+                engines = await stack.enter_async_context(
+                    Engines(self._router_url, precision=self._recipe.weights.precision)
+                )
             stack.push_async_callback(self._write_end, redis)
             heartbeat = beat(redis, self._status, show=self._console.beat)
             await stack.enter_async_context(_beside(heartbeat, "heartbeat"))

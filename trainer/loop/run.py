@@ -127,7 +127,7 @@ async def open_run(
         lease = engines = None
         if recipe.weights.engines == "router":
             lease = await stack.enter_async_context(sole_policy(redis, run_id))
-            engines = await stack.enter_async_context(Engines(router_url))
+            engines = await stack.enter_async_context(Engines(router_url, precision=recipe.weights.precision))
         console.say(f"run {run_id} in {root}")
         console.beat("building the learner")
         learner = await LearnerThread.start(make_feed)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pipeline.task import Resources
 from trainer import process
+from trainer.plan.division import num_parameters
 from trainer.plan.engines import EnginePlan
 from trainer.plan.launch import WAYS, launch_text
 from trainer.plan.planning import Need, RunPlan, gib, make_plan, misfits
@@ -73,9 +74,8 @@ def _balance_words(plan: RunPlan, balance: Balance) -> str:
 def _model_lines(plan: RunPlan) -> Iterator[str]:
     architecture = plan.architecture
     where = "its config.json" if plan.is_model_here else "the published config.json of that name"
-    num_parameters = plan.engines.weight_bytes * plan.engines.gpus_per_engine / 2
     yield (
-        f"model: {architecture.family}, {num_parameters / 1e9:,.2f} billion parameters, {architecture.num_layers} layers, "
+        f"model: {architecture.family}, {num_parameters(architecture) / 1e9:,.2f} billion parameters, {architecture.num_layers} layers, "
         f"as {where} has it"
     )
 
@@ -130,10 +130,11 @@ def _expert_words(plan: RunPlan) -> str:
 
 def _engine_lines(plan: RunPlan) -> Iterator[str]:
     engines, limits = plan.engines, plan.recipe.rollout.limits
+    precision = " in FP8" if plan.recipe.weights.precision == "fp8" else ""
     yield (
         f"engines: {engines.num_engines} of {engines.gpus_per_engine} x {engines.gpus.device.name}: weights "
-        f"{gib(engines.weight_bytes)} of {gib(engines.usable_bytes)} a GPU, KV cache {engines.kv_bytes_per_token / 1024:,.0f} KiB a "
-        f"token, {engines.kv_tokens:,} tokens an engine"
+        f"{gib(engines.weight_bytes)}{precision} of {gib(engines.usable_bytes)} a GPU, "
+        f"KV cache {engines.kv_bytes_per_token / 1024:,.0f} KiB a token, {engines.kv_tokens:,} tokens an engine"
         + (f"; linear attention {gib(engines.state_bytes)} a request" if engines.state_bytes else "")
     )
     yield (

@@ -24,6 +24,8 @@ from trainer.learner.parameters import (
 )
 
 KNOWN = Path(__file__).parent / "models"
+FP8_SUFFIX = "-fp8"
+"""What ends the names of models that are published in FP8, beside the same in bf16."""
 
 
 def known_models() -> list[str]:
@@ -38,7 +40,7 @@ def shape_of(model: str) -> tuple[Architecture, bool]:
     if (directory / "config.json").exists():
         return read_architecture(directory), True
     names = {name.lower(): name for name in known_models()}
-    name = names.get(directory.name.lower())
+    name = names.get(directory.name.lower()) or names.get(directory.name.lower().removesuffix(FP8_SUFFIX))
     if name is None:
         raise ValueError(
             f"model: {directory} has no config.json, and {directory.name} is not one of the models whose shape is known "
@@ -214,10 +216,15 @@ def num_parameters(architecture: Architecture) -> int:
     return sum(parameter.num_values for parameter in _whole(architecture))
 
 
+def active_share(architecture: Architecture) -> float:
+    """The share of the experts that one token passes; 1 without experts."""
+    experts = architecture.experts
+    return experts.per_token / experts.count if experts else 1.0
+
+
 def num_active_parameters(architecture: Architecture) -> int:
     """The parameters of the whole model that one token passes."""
-    experts = architecture.experts
-    share = experts.per_token / experts.count if experts else 1.0
+    share = active_share(architecture)
     return round(
         sum(
             parameter.num_values * (share if parameter.is_expert else 1) for parameter in _whole(architecture)

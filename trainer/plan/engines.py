@@ -8,7 +8,7 @@ The number of episodes follows from Little's law. Lengths come from a run's jour
 [plan], and from its limits where the table does not set them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -19,10 +19,12 @@ from pipeline.journal.reading import journal_of, read
 from pipeline.journal.rows import EpisodeRow
 from trainer.learner.architecture import Architecture
 from trainer.learner.devices import GpuGroup
-from trainer.plan.division import num_active_parameters, num_parameters
+from trainer.learner.precision import fp8_faults, version_bytes
+from trainer.plan.division import active_share, num_active_parameters
 from trainer.recipe import PlanRecipe, Recipe
 
 BYTES_PER_VALUE = 2  # weights and KV cache in bf16
+OPERATIONS_PER_WEIGHT = 2  # a multiplication and an addition; in FP8 too they are counted at the peak of bf16
 STATE_BYTES_PER_VALUE = 4  # SGLang keeps the states of linear attention in fp32
 MEMORY_EFFICIENCY = 0.6  # share of the memory's peak speed that decoding reaches
 COMPUTE_EFFICIENCY = 0.5  # share of the peak of matrix products that reading prompts reaches
@@ -38,6 +40,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int  # room for weights and KV cache
     kv_bytes_per_token: int
     active_weight_bytes: int  # weights that one token needs
+    active_weights: int  # the number of these
     state_bytes: int = 0  # what linear attention keeps of a request, however long it is
 
     @property
@@ -60,19 +63,25 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
         read_bytes = min(
             self.weight_bytes, self.active_weight_bytes * max(num_running, 1)
         ) + num_running * self.context_bytes(context_tokens)
-        operations = num_running * self.active_weight_bytes
+        operations = num_running * OPERATIONS_PER_WEIGHT * self.active_weights
         return max(
             read_bytes / (device.memory_bytes_per_s * MEMORY_EFFICIENCY),
             operations / (device.flops_per_s * COMPUTE_EFFICIENCY),
         )
 
     def prompt_tokens_per_s(self) -> float:
-        """The prompt speed of one engine that does nothing else. In bf16, two operations per weight are one operation per byte."""
-        return self.gpus.device.flops_per_s * COMPUTE_EFFICIENCY / self.active_weight_bytes
+        """The prompt speed of one engine that does nothing else."""
+        return (
+            self.gpus.device.flops_per_s * COMPUTE_EFFICIENCY / (OPERATIONS_PER_WEIGHT * self.active_weights)
+        )
 
 
-def plan_engines(architecture: Architecture, plan: PlanRecipe, gpus: GpuGroup) -> EnginePlan:
-    """The plan of the engines. Raises ValueError if the layout of an engine does not divide the model or the GPUs."""
+def plan_engines(
+    architecture: Architecture, plan: PlanRecipe, gpus: GpuGroup, *, fp8_except: Sequence[str] | None = None
+) -> EnginePlan:
+    """The plan of the engines. `fp8_except`: the modules that are left out of weights in FP8; None: all are in bf16. Raises ValueError if
+    the layout of an engine does not divide the model or the GPUs, and if its GPUs have no FP8.
+    """
     size = plan.engine_gpus
     if architecture.num_heads % size:
         raise ValueError(
@@ -85,17 +94,37 @@ def plan_engines(architecture: Architecture, plan: PlanRecipe, gpus: GpuGroup) -
     # Each GPU holds at least one key-value head, so some are held twice where there are fewer heads than GPUs.
     kv_heads = max(architecture.num_key_value_heads / size, 1)
     kv_bytes = 2 * architecture.num_attention_layers * kv_heads * architecture.head_width * BYTES_PER_VALUE
-    weight_bytes = num_parameters(architecture) * BYTES_PER_VALUE // size
+    if fp8_except is not None:
+        _check_fp8(architecture, size, gpus)
+    active = num_active_parameters(architecture)
     return EnginePlan(
         gpus=gpus,
         num_engines=gpus.count // size,
         gpus_per_engine=size,
-        weight_bytes=weight_bytes,
+        weight_bytes=_weight_bytes(architecture, fp8_except) // size,
         usable_bytes=int(gpus.device.memory_bytes * plan.engine_memory_share),
         kv_bytes_per_token=int(kv_bytes),
-        active_weight_bytes=num_active_parameters(architecture) * BYTES_PER_VALUE // size,
+        active_weight_bytes=_weight_bytes(architecture, fp8_except, active_share(architecture)) // size,
+        active_weights=active // size,
         state_bytes=_state_bytes(architecture) // size,
     )
+
+
+def _weight_bytes(architecture: Architecture, fp8_except: Sequence[str] | None, share: float = 1.0) -> int:
+    """The bytes of an engine's weights, of which a `share` of the experts counts."""
+    return version_bytes(architecture, value_bytes=BYTES_PER_VALUE, fp8_except=fp8_except, share=share)
+
+
+def _check_fp8(architecture: Architecture, engine_gpus: int, gpus: GpuGroup) -> None:
+    """Raises ValueError if engines on these GPUs cannot compute with weights in FP8."""
+    for fault in fp8_faults(architecture, engine_gpus=engine_gpus):
+        raise ValueError(fault)
+    if not gpus.device.has_fp8:
+        raise ValueError(
+            f'weights.precision = "fp8": {gpus.device.name} computes no products in FP8, and SGLang rearranges such weights for it when it '
+            'starts, and takes no others later: plan engines on H100, H200, L40S or later ones, or set weights.precision = "learner", with '
+            "the model in bf16"
+        )
 
 
 def _state_bytes(architecture: Architecture) -> int:

@@ -186,7 +186,7 @@ def _engine_words(plan: RunPlan, model: str, port: int) -> str:
 def _passed_on(plan: RunPlan) -> str:
     """SGLang's own flags, which the engines' program passes on."""
     reports = " --enable-return-routed-experts" if plan.recipe.learner.routing_replay else ""
-    return f"--mem-fraction-static {plan.recipe.plan.engine_memory_share:g}{reports}{_adapter_flags(plan.recipe)}"
+    return f"--mem-fraction-static {plan.recipe.plan.engine_memory_share:g}{reports}{_adapter_flags(plan.recipe)}{_fp8_flags(plan)}"
 
 
 def _adapter_flags(recipe: Recipe) -> str:
@@ -194,6 +194,13 @@ def _adapter_flags(recipe: Recipe) -> str:
         return ""
     lora = recipe.learner.lora
     return f" --enable-lora --max-lora-rank {lora.rank} --lora-target-modules {' '.join(lora.targets)}"
+
+
+def _fp8_flags(plan: RunPlan) -> str:
+    """On Blackwell SGLang chooses kernels for which it rearranges weights in FP8 once, when it starts, and not those of a later version."""
+    if plan.recipe.weights.precision == "learner" or not plan.gpus.engines.device.is_blackwell:
+        return ""
+    return " --fp8-gemm-backend triton --moe-runner-backend triton"
 
 
 def _run_dir(plan: RunPlan) -> str:

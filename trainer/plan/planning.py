@@ -4,6 +4,7 @@ Besides GPU memory it computes the sizes of Redis, the trainer's memory, disk an
 Times are computed from operations, bytes and the peaks of the devices; they are estimates, and none was measured on a GPU.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from trainer.agent_file import read_program
 from trainer.learner.architecture import Architecture, recomputed_flops, training_flops
 from trainer.learner.config import LearnerConfig
 from trainer.learner.devices import GIB, GpuGroup, Gpus, Hosts
+from trainer.learner.precision import left_out_of, version_bytes
 from trainer.plan.division import Division, num_adapter_parameters, num_parameters, shape_of
 from trainer.plan.engines import Demand, EnginePlan, EpisodeLength, demand, episode_length, plan_engines
 from trainer.plan.memory import (
@@ -64,20 +66,30 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
         return -(-num_episodes // max(self.slots_per_host, 1))
 
 
-def plan_storage(recipe: Recipe, architecture: Architecture, length: EpisodeLength) -> StoragePlan:
+def plan_storage(
+    recipe: Recipe,
+    architecture: Architecture,
+    length: EpisodeLength,
+    *,
+    fp8_except: Sequence[str] | None = None,
+) -> StoragePlan:
+    """What a run stores. `fp8_except` is that of `plan_engines`."""
     told_tokens = length.tokens - length.sampled_tokens
     trajectory_bytes = int(told_tokens * TOLD_TOKEN_BYTES + length.sampled_tokens * SAMPLED_TOKEN_BYTES)
     per_step = recipe.batch.groups_per_step * recipe.rollout.group_size
     num_open = open_episodes(recipe)
     unacknowledged = recipe.checkpoint.every_steps * per_step + num_open
     parameters = num_parameters(architecture)
-    weights_bytes = parameters * WEIGHT_BYTES[recipe.learner.dtype]
+    whole_bytes = parameters * WEIGHT_BYTES[recipe.learner.dtype]
     trained = num_adapter_parameters(architecture, recipe.learner.lora) or parameters
     optimizer_bytes = OPTIMIZER_BYTES[recipe.learner.dtype]
-    checkpoint_bytes = weights_bytes + trained * optimizer_bytes
-    base_bytes = 0
+    checkpoint_bytes = whole_bytes + trained * optimizer_bytes
+    base_bytes, weights_bytes = (
+        0,
+        version_bytes(architecture, value_bytes=WEIGHT_BYTES[recipe.learner.dtype], fp8_except=fp8_except),
+    )
     if recipe.weights.adapters == "alone":
-        base_bytes, weights_bytes = weights_bytes, trained * WEIGHT_BYTES[recipe.learner.dtype]
+        base_bytes, weights_bytes = whole_bytes, trained * WEIGHT_BYTES[recipe.learner.dtype]
     rollouts_bytes = _rollouts_bytes(recipe, per_step * trajectory_bytes)
     # One checkpoint and one version more than are kept exist while the next is written.
     written = (recipe.checkpoint.keep + 1) * checkpoint_bytes + (recipe.weights.keep + 1) * weights_bytes
@@ -338,6 +350,13 @@ def _opening_tokens(program: Harness | None) -> int:
     return program.footprint.opening_tokens if program is not None else 0
 
 
+def _fp8_except(recipe: Recipe, *, is_model_here: bool) -> tuple[str, ...] | None:
+    """The modules that are left out of versions in FP8; None if these are not in FP8."""
+    if recipe.weights.precision == "learner":
+        return None
+    return left_out_of(Path(recipe.model)) if is_model_here else ()
+
+
 def make_plan(recipe: Recipe, *, measured: Path | None = None) -> RunPlan:
     """The plan, for the recipe as `counted` has it. Raises ValueError if the recipe, its layout and its machines contradict each other;
     `misfits` returns what does not fit.
@@ -351,11 +370,12 @@ def make_plan(recipe: Recipe, *, measured: Path | None = None) -> RunPlan:
     architecture, is_model_here = shape_of(recipe.model)
     gpus = Gpus.parse(wanted.gpus, num_learner=wanted.learner_gpus, num_reserved=wanted.reserved_gpus)
     division = Division.of(recipe.learner, architecture, gpus.learner.count)
-    engines = plan_engines(architecture, wanted, gpus.engines)
+    fp8_except = _fp8_except(recipe, is_model_here=is_model_here)
+    engines = plan_engines(architecture, wanted, gpus.engines, fp8_except=fp8_except)
     program = read_program(recipe.rollout)
     length = episode_length(recipe, measured, opening_tokens=_opening_tokens(program))
     step = step_time(recipe, architecture, length, gpus.learner)
-    storage = plan_storage(recipe, architecture, length)
+    storage = plan_storage(recipe, architecture, length, fp8_except=fp8_except)
     fleet = plan_fleet(recipe, Hosts.parse(wanted.hosts)) if wanted.hosts else None
     bounds = {
         "admission.max_lag_versions": open_episodes(recipe),

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 from pipeline.errors import FAILURE_CLASSES
 from pipeline.request import Retries
 from pipeline.screen import visible_line
-from trainer.learner.config import NUM_LAGS, LoraConfig
+from trainer.learner.config import NUM_LAGS, UNCORRECTED, LoraConfig
 from trainer.recipe.imitation import ImitationRecipe
 from trainer.recipe.schema import (
     AdmissionRecipe,
@@ -121,6 +121,8 @@ def _faults_of_one(recipe: Recipe) -> Iterator[str]:
     yield from _staleness_faults(recipe.admission)
     yield from _transport_faults(recipe.weights)
     yield from _adapter_faults(recipe.weights, recipe.learner.lora)
+    if recipe.weights.precision == "fp8":
+        yield from _fp8_faults(recipe)
     yield from _judge_faults(recipe.judge)
     yield from _sink_faults(recipe.sinks)
     yield from _alarm_faults(recipe.alarms)
@@ -371,6 +373,25 @@ def _adapter_faults(weights: WeightsRecipe, lora: LoraConfig) -> Iterator[str]:
             f"{alone}: SGLang needs {' and '.join(sorted(missing))} beside the others of learner.lora.targets; add "
             f'{"it" if len(missing) == 1 else "them"}, or set weights.adapters = "merged"'
         )
+
+
+def _fp8_faults(recipe: Recipe) -> Iterator[str]:
+    """Low precision moves the engines away from the learner: what lies between them has to be measured, and corrected."""
+    fp8, loss, learner = 'weights.precision = "fp8"', recipe.learner.loss, recipe.learner
+    if recipe.weights.adapters == "alone":
+        yield f'{fp8}: adapters are published in the type of the learner; set weights.adapters = "merged", or weights.precision = "learner"'
+    if loss.kind in UNCORRECTED and not loss.objective:
+        yield (
+            f'{fp8}: learner.loss.kind = "{loss.kind}" does not read the log-probs of the engines, so nothing corrects what they differ '
+            'from the learner\'s by; set another objective, as "tis" or "stream_grpo"'
+        )
+    if not learner.snapshots_kept:
+        yield (
+            f"{fp8}: learner.snapshots_kept is 0, so the log-prob gap would be unmeasured; set it to admission.max_lag_versions + 2 = "
+            f"{recipe.admission.max_lag_versions + 2}"
+        )
+    if not recipe.audit.share:
+        yield f"{fp8}: audit.share is 0, so the log-prob gap would be unmeasured; set it above 0, as to 0.02"
 
 
 def _heldout_set_faults(sets: Mapping[str, str]) -> Iterator[str]:

@@ -44,6 +44,7 @@ Stragglers = Literal["wait", "train", "withhold"]
 Unverified = Literal["refuse", "heldout", "allow"]
 PauseMode = Literal["retract", "in_place", "abort"]
 Transport = Literal["disk", "delta", "distributed"]
+Precision = Literal["learner", "fp8"]
 EndingLimit = Literal["turns", "context", "wall_s", "format_errors", "sandbox"]
 """What may end an episode before the policy does, as in `pipeline.trajectory.Exhausted`."""
 
@@ -457,6 +458,9 @@ class WeightsRecipe(Table, frozen=True, kw_only=True):
     # Content of a version if learner.lora.rank is set. "merged": whole weights. "alone": the adapters, which engines load beside the
     # weights that the run started with; they need SGLang's --enable-lora. See [weights.md](weights.md).
     adapters: Literal["merged", "alone"] = "merged"
+    # Type of a version's numbers. "learner": learner.dtype. "fp8": FP8 with a scale for each block of 128 x 128, where the model is
+    # published in it; the learner goes on in learner.dtype. See [weights.md](weights.md#weights-in-fp8).
+    precision: Precision = "learner"
     # Port of the receiver on each engine host; used only if transport is "delta".
     receiver_port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 30300
     # Engines that get the weights: "router" every engine that the router knows, "none" no engine, so that they are only written to disk.

@@ -27,7 +27,7 @@ from trainer.weights.transport import DiskTransport, Whole
 BUCKET_BYTES = 512 << 20
 """The size of the tensors of one call, which an engine holds in addition to its weights."""
 
-DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8_e4m3fn"}
 _HEADER_LENGTH_BYTES = 8
 _group_numbers = count()
 
@@ -168,6 +168,7 @@ class DistributedTransport(Whole):
         self, engines: Engines, engine_url: str, version: WeightVersion, mode: PauseMode
     ) -> None:
         async with self._turns[engine_url]:
+            await engines.check_precision(engine_url)
             sender = await self._sender(engine_url)
             try:
                 if not sender.has_joined:

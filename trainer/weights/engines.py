@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from pipeline.weights import WeightVersion
+from trainer.recipe.schema import Precision
 
 PauseMode = Literal["retract", "in_place", "abort"]
 """The treatment of the requests that an engine is sampling when new weights arrive.
@@ -53,6 +54,7 @@ class EngineLayout(msgspec.Struct, frozen=True):
 
     tp_size: int
     device: str
+    quantization: str | None = None  # the type of its weights, as its start names it
 
 
 class RoutedEngine(msgspec.Struct, frozen=True):
@@ -74,8 +76,12 @@ class _Updated(msgspec.Struct, frozen=True):
 class Engines:
     """Connections to the engines, as an async context manager; it holds no state about engines."""
 
-    def __init__(self, router_url: str, *, control_s: float = CONTROL_S) -> None:
+    def __init__(
+        self, router_url: str, *, precision: Precision = "learner", control_s: float = CONTROL_S
+    ) -> None:
+        """`precision`: the type of the versions that engines are given."""
         self.router_url = router_url.rstrip("/")
+        self._precision: Precision = precision
         self._control_s = control_s
 
     async def __aenter__(self) -> Self:
@@ -130,6 +136,7 @@ class Engines:
             adapter = {"lora_name": version.name, "lora_path": directory}
             await self._call("POST", f"{engine_url}/load_lora_adapter", adapter, timeout_s=None)
             return
+        await self.check_precision(engine_url)
         body = {"model_path": directory, "weight_version": version.name, "flush_cache": mode != "in_place"}
         answer = await self._call("POST", f"{engine_url}/update_weights_from_disk", body, timeout_s=None)
         updated = _decode(answer, _Updated, engine_url)
@@ -139,6 +146,16 @@ class Engines:
     async def layout(self, engine_url: str) -> EngineLayout:
         answer = await self._call("GET", f"{engine_url}/server_info", timeout_s=self._control_s)
         return _decode(answer, EngineLayout, engine_url)
+
+    async def check_precision(self, engine_url: str) -> None:
+        """Raises EngineFailure for an engine that was not started for weights in FP8, if versions are in FP8: it would take the numbers
+        without their scales.
+        """
+        if self._precision == "fp8" and (await self.layout(engine_url)).quantization != "fp8":
+            raise EngineFailure(
+                f"{engine_url} was not started with --quantization fp8, and weights are published in FP8: start it with "
+                "`python -m infra.serving.engine` from the recipe's model, or any other in FP8 with blocks of 128 x 128 of the same shape"
+            )
 
     async def command(self, engine_url: str, path: str, body: dict[str, Any]) -> None:
         """Calls one of SGLang's endpoints that answer with success and a message, and that may move weights.

@@ -105,6 +105,19 @@ def test_engines_report_their_routing_where_the_recipe_replays_it(way: str) -> N
     assert "--enable-return-routed-experts" not in "\n".join(lines(way))
 
 
+def test_engines_in_eight_bits_keep_their_weights_as_they_are_published_on_blackwell_too() -> None:
+    packed = ("weights.precision=fp8", "learner.snapshots_kept=9", "model=Qwen3-32B-FP8")
+    for gpus, flags in {
+        "32xB200-180": "--fp8-gemm-backend triton --moe-runner-backend triton",
+        "32xH100-80": "",
+    }.items():
+        plan = make_plan(load_recipe(RECIPE, [*packed, f"plan.gpus={gpus}"]))
+        engine_line = next(
+            one for one in launch_text(plan, RECIPE, "torchrun").splitlines() if "serving.engine" in one
+        )
+        assert engine_line.endswith(f"--mem-fraction-static 0.85{flags and f' {flags}'} &")
+
+
 def test_an_engine_hands_on_the_flags_behind_its_own_also_where_there_are_none() -> None:
     own = ["--model", "m", "--"]
     passed_on = ["--mem-fraction-static", "0.85", "--enable-return-routed-experts"]

@@ -409,3 +409,32 @@ def test_of_the_agent_programs_of_several_sources_the_longest_opening_counts(rec
         ValueError, match=r"^sources\.a, .*: rollout\.context\.policy: 'head_tail' cuts the context"
     ):
         plan_of(recipe, SOURCES.replace("group_size=4", 'harness="qwen-code"'))
+
+
+IN_FP8 = ("model=Qwen3-8B-FP8", "weights.precision=fp8", "learner.snapshots_kept=6")
+
+
+def test_versions_in_eight_bits_take_half_of_the_network_and_of_the_engines_memory(recipe: Path) -> None:
+    plan, whole = plan_of(recipe, *IN_FP8), plan_of(recipe, "learner.snapshots_kept=6")
+    embeddings = 2 * 151_936 * 4096
+    layer = 4096 * (32 + 2 * 8) * 128 + 32 * 128 * 4096 + 3 * 4096 * 12_288
+    norms = 36 * (2 * 4096 + 2 * 128) + 4096
+    num_bytes = 2 * (embeddings + norms) + 36 * (layer + layer // 128**2 * 4)
+    assert plan.engines.weight_bytes == plan.storage.weights_bytes == plan.publication.num_bytes == num_bytes
+    assert whole.storage.weights_bytes == 2 * (embeddings + norms + 36 * layer)
+    assert plan.storage.checkpoint_bytes == whole.storage.checkpoint_bytes
+    assert plan.rank == whole.rank
+    assert plan.engines.kv_tokens > whole.engines.kv_tokens
+    assert "8.19 billion parameters" in describe(plan)
+    assert "8.8 GiB in FP8 of" in describe(plan)
+
+
+def test_gpus_without_eight_bits_and_layouts_that_cut_blocks_are_refused(recipe: Path) -> None:
+    with pytest.raises(ValueError, match="A100-80 computes no products in FP8"):
+        plan_of(recipe, *IN_FP8, "plan.gpus=8xH100-80+8xA100-80")
+    mixture = ("model=Qwen3-30B-A3B-FP8", "learner.sequence_parallel=true")
+    assert plan_of(recipe, *IN_FP8, *mixture, "plan.engine_gpus=2").engines.num_engines == 4
+    with pytest.raises(
+        ValueError, match=r"gate_proj has 192 outputs on each of the 4 GPUs .*lower plan\.engine_gpus"
+    ):
+        plan_of(recipe, *IN_FP8, *mixture, "plan.engine_gpus=4")

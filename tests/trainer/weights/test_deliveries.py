@@ -185,6 +185,17 @@ async def test_a_router_that_restarted_without_its_engines_is_told_of_them(
     await eventually_routed(engines, {serving.engine_url})
 
 
+async def test_an_engine_that_was_started_for_other_numbers_gets_no_weights_in_eight_bits(
+    serving: Serving, run: RunOfWeights
+) -> None:
+    version = await run.announce(0)
+    async with Engines(serving.router_url, precision="fp8", control_s=CONTROL_S) as engines:
+        before = await engines.served(serving.engine_url)
+        with pytest.raises(EngineFailure, match="was not started with --quantization fp8"):
+            await engines.update(serving.engine_url, version, directory=version.directory, mode="retract")
+        assert await engines.served(serving.engine_url) == before
+
+
 async def test_an_engine_that_is_silent_is_a_failure_after_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -73,6 +73,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """What the names of tensors begin with that are not trained, and that exports have as they were read."""
     class_endings: ClassVar[tuple[str, ...]] = ("ForCausalLM",)
     """The endings of the classes that engines build of such a model; a classifier has the same `model_type`."""
+    engines_read_scales: ClassVar[bool] = True
+    """Whether SGLang's loader takes the scales of weights in FP8, one for each block."""
     neutral_rope_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of NEUTRAL_ROPE_KEYS that change nothing in this family."""
 

@@ -15,6 +15,7 @@ LAYER_KINDS = ("sliding_attention", "full_attention")
 
 class GptOss(Family, frozen=True, kw_only=True):
     models: ClassVar = "gpt-oss"
+    engines_read_scales: ClassVar = False
     layer_names: ClassVar = {
         **LAYER_NAMES,
         "self_attention.core_attention.sinks": ("self_attn.sinks",),

@@ -7,3 +7,4 @@ from trainer.learner.families.family import Family
 
 class Llama(Family, frozen=True, kw_only=True):
     models: ClassVar = "Llama 2 and 3 to 3.3, SmolLM2"
+    engines_read_scales: ClassVar = False

@@ -10,6 +10,7 @@ from trainer.learner.families.family import Family
 
 class Mistral(Family, frozen=True, kw_only=True):
     models: ClassVar = "Mistral from 7B to Small 3, Devstral Small 2505 and 2507"
+    engines_read_scales: ClassVar = False
 
     num_key_value_heads: int | None = 8
     sliding_window: int | None = 4096

@@ -71,7 +71,12 @@ def has_packed_weights(directory: Path) -> bool:
     """Whether the weights have a type of eight or four bits that is read, and that exports do not have. Raises ValueError without a
     readable `config.json`.
     """
-    return bool(_read_keys(directory / "config.json").get("quantization_config"))
+    return bool(quantization_of(directory))
+
+
+def quantization_of(directory: Path) -> dict[str, Any]:
+    """What `config.json` says of packed weights; empty if they are not. Raises ValueError as `has_packed_weights` does."""
+    return _read_keys(directory / "config.json").get("quantization_config") or {}
 
 
 def _read_keys(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from trainer.learner.families.family import Family
 
 class SeedOss(Family, frozen=True, kw_only=True):
     models: ClassVar = "Seed-OSS"
+    engines_read_scales: ClassVar = False
 
     num_key_value_heads: int | None = 8
     head_dim: int | None = 128

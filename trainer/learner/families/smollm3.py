@@ -10,6 +10,7 @@ from trainer.learner.families.family import Family
 
 class SmolLM3(Family, frozen=True, kw_only=True):
     models: ClassVar = "SmolLM3"
+    engines_read_scales: ClassVar = False
     rope_theta_without_key: ClassVar = 2_000_000.0
 
     num_key_value_heads: int | None = 4
