@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,9 @@ class RunServer:
         """Runs at the end of the application, as a signal handler of aiohttp."""
         await self._reader.close()
 
-    async def _list(self, _: web.Request) -> web.Response:
-        """Lists the runs. Without Redis it is unknown whether a run is active, and the reply says so."""
+    async def _list(self, request: web.Request) -> web.Response:
+        """Lists the runs, or the one that `only` names. Without Redis it is unknown whether a run is active, and the reply says so."""
+        only = request.query.get("only")
         gone, found = "", JsonRow(by_run={}, complaints=[], pauses=[])
         try:
             statuses = await self._redis.read(fleet.last_statuses)
@@ -81,11 +82,16 @@ class RunServer:
             gone, statuses = str(error), {}
         known = await self._runs(statuses)
         only_in_redis = statuses.keys() - {run.id.partition("~")[0] for run in known.values()}
-        rows: list[JsonRow] = []
-        for run_id in (*known, *only_in_redis):
-            status, is_live = statuses.get(run_id, (None, None if gone else False))
-            row = await asyncio.to_thread(runs.summary, run_id, known.get(run_id), status, is_live=is_live)
-            rows.append(row | {"complaints": found["by_run"].get(run_id, [])})
+
+        def summaries() -> Iterator[JsonRow]:
+            for run_id in (*known, *only_in_redis):
+                if only not in (None, run_id):
+                    continue
+                status, is_live = statuses.get(run_id, (None, None if gone else False))
+                row = runs.summary(run_id, known.get(run_id), status, is_live=is_live)
+                yield row | {"complaints": found["by_run"].get(run_id, [])}
+
+        rows = await asyncio.to_thread(lambda: [*summaries()])
         rows.sort(key=lambda row: (row["started_at"], row["updated_at"], row["id"]), reverse=True)
         shown = {name: found[name] for name in ("complaints", "pauses")}
         return json_reply({"runs": rows, "gone": gone, **shown})
@@ -97,8 +103,9 @@ class RunServer:
             step = None if not after else _whole("after", after)
 
         def series() -> JsonRow:
-            found = run.kept.reply("series", run.journal.state, lambda: run_journal.series(run.journal))
-            return run_journal.later(found, step)
+            if step is not None:
+                return run_journal.series(run.journal, step)
+            return run.kept.reply("series", run.journal.state, lambda: run_journal.series(run.journal))
 
         shown = await self._read(run, series)
         return json_reply(shown | {"num_steps": run.num_steps})

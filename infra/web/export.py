@@ -149,7 +149,7 @@ def page(static: Path, data: dict[str, Any], told: str) -> str:
     assert num_heads == 1, "index.html begins in another way"
     before, main, rest = index.partition('<main id="main"')
     content, body_end, after = rest.partition("</body>")
-    notice = f'<p class="notice exported">{html.escape(told)}</p>\n'
+    notice = f'<aside class="notice exported" aria-label="About this file">{html.escape(told)}</aside>\n'
     scripts = f'<script type="application/json" id="data">{text}</script>\n<script>{script}</script>\n'
     return f"{before}{notice}{main}{content}{scripts}{body_end}{after}"
 

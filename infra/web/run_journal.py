@@ -3,7 +3,10 @@ with its episodes, the states of rollouts and the use of the fleet over time; it
 """
 
 import bisect
+import contextlib
 import itertools
+import math
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from pipeline import intervals
-from pipeline.journal.reading import RowFile, discarded, size_of
+from pipeline.journal.reading import RowFile, discarded
 from pipeline.journal.rows import (
     FILES,
     AlarmRow,
@@ -117,29 +120,29 @@ class RunJournal:
         return sum(read for read, _ in found), sum(size for _, size in found)
 
 
+_PAIRS = [(Path(name).stem, name, discarded(Path(name)).name) for name in FILES.values()]
+
+
 def sizes(directory: Path) -> dict[str, tuple[int, int]]:
     """The size of each file of a journal and of its discarded part, by the file's stem: every appended or discarded row changes one of
     them.
     """
-    paths = [directory / name for name in FILES.values()]
-    return {path.stem: (size_of(path), size_of(discarded(path))) for path in paths}
+    found: dict[str, int] = {}
+    # One listing instead of a question for each file: of hundreds of runs this is asked each second.
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as files:
+        found = {file.name: file.stat().st_size for file in files}
+    return {stem: (found.get(name, 0), found.get(rest, 0)) for stem, name, rest in _PAIRS}
 
 
-def series(journal: RunJournal) -> JsonRow:
-    """All data for the curves of a run."""
-    return {
-        "steps": list(_steps(journal)),
+def series(journal: RunJournal, after: int = -1) -> JsonRow:
+    """The data for the curves of a run; the part of it that belongs to later steps than `after`."""
+    found: JsonRow = {
+        "steps": list(_steps(journal, after)),
         "evaluations": [structs.replace(row, rewards={}) for row in journal.evaluations.rows],
         "publications": journal.publications.rows[:],
         "deliveries": journal.deliveries.rows[:],
         "marks": marks(journal),
     }
-
-
-def later(found: JsonRow, after: int | None) -> JsonRow:
-    """The part of a series that belongs to later steps than `after`; all of it without."""
-    if after is None:
-        return found
     return {name: [row for row in rows if _step(row) > after] for name, rows in found.items()}
 
 
@@ -154,9 +157,11 @@ def marks(journal: RunJournal) -> list[JsonRow]:
     return found
 
 
-def _steps(journal: RunJournal) -> Iterator[JsonRow]:
-    """Each step's numbers, with what the rest of the journal contains about it."""
-    for row, facts in zip(journal.steps.rows, facts_of_steps(journal), strict=True):
+def _steps(journal: RunJournal, after: int) -> Iterator[JsonRow]:
+    """The numbers of each step after `after`, with what the rest of the journal contains about it."""
+    rows = journal.steps.rows
+    first = bisect.bisect_right(rows, after, key=lambda row: row.step)
+    for row, facts in zip(rows[first:], facts_of_steps(journal, first), strict=True):
         yield step_numbers(row) | facts
 
 
@@ -242,28 +247,38 @@ class _StepEpisodes:
         }
 
 
-def facts_of_steps(journal: RunJournal) -> list[JsonRow]:
-    """The facts of each row of `steps.jsonl`, in their order."""
-    times = [row.at for row in journal.steps.rows]
+def facts_of_steps(journal: RunJournal, first: int = 0) -> list[JsonRow]:
+    """The facts of the rows of `steps.jsonl` from the row `first` on, in their order."""
+    times = [row.at for row in journal.steps.rows[first:]]
+    since = journal.steps.rows[first - 1].at if first else -math.inf
     trained_by = {
-        request_id: place for place, row in enumerate(journal.steps.rows) for request_id in row.request_ids
+        request_id: place - first
+        for place, row in enumerate(journal.steps.rows)
+        for request_id in row.request_ids
     }
     steps = [_StepEpisodes() for _ in times]
-    for episode in journal.episodes.rows:
+    # What was settled before the first of these steps was nowhere during them.
+    episodes = [
+        one for one in journal.episodes.rows if one.at > since or trained_by.get(one.request_id, -1) >= 0
+    ]
+    for episode in episodes:
         # The journal settles the fates of the trained requests after it has written the step's row.
         place = trained_by.get(episode.request_id, bisect.bisect_left(times, episode.at))
-        if episode.purpose == "train" and place < len(steps):
+        if episode.purpose == "train" and 0 <= place < len(steps):
             steps[place].add(episode)
-    places = places_of_rollouts(journal.episodes.rows, times)
-    fleet = _fleet(journal.fleet.rows, times)
+    places = places_of_rollouts(episodes, times, since)
+    fleet = _fleet([one for one in journal.fleet.rows if one.at > since], times)
     return [
         step.facts() | {"places": where} | used
         for step, where, used in zip(steps, places, fleet, strict=True)
     ]
 
 
-def places_of_rollouts(episodes: Iterable[RolloutRow], times: Sequence[float]) -> list[dict[str, float]]:
-    """The average numbers of rollouts that were queued, played, or waiting for a step between each time and the one before.
+def places_of_rollouts(
+    episodes: Iterable[RolloutRow], times: Sequence[float], since: float = -math.inf
+) -> list[dict[str, float]]:
+    """The average numbers of rollouts that were queued, played, or waiting for a step between each time and the one before; before the
+    first time, since `since` or since the first was enqueued.
 
     Attempts that failed count as queued. Rollouts that are not settled yet are missing, so the newest steps show too few.
     """
@@ -271,11 +286,11 @@ def places_of_rollouts(episodes: Iterable[RolloutRow], times: Sequence[float]) -
     if not stamps or not times:
         return [{} for _ in times]
     base = min(one[0] for one in stamps)
-    totals = [_time_since([one[place] - base for one in stamps], times, base) for place in range(4)]
+    edges = [since if math.isfinite(since) else min(base, times[0]), *times]
+    totals = [_time_since([one[place] - base for one in stamps], edges, base) for place in range(4)]
     names = ("queued", "played", "waiting for a step")
-    starts = [min(base, times[0]), *times]
     found: list[dict[str, float]] = []
-    for place, (start, end) in enumerate(itertools.pairwise(starts)):
+    for place, (start, end) in enumerate(itertools.pairwise(edges)):
         spent = [totals[state][place] - totals[state + 1][place] for state in range(3)]
         found.append(
             {name: one / (end - start) for name, one in zip(names, spent, strict=True)} if end > start else {}
@@ -289,8 +304,8 @@ def _stamps(episode: RolloutRow) -> tuple[float, float, float, float]:
     return episode.enqueued_at, claimed_at, max(claimed_at, episode.finished_at or episode.at), episode.at
 
 
-def _time_since(moments: list[float], times: Sequence[float], base: float) -> list[float]:
-    """The seconds since these moments between each time and the one before, summed over all moments that have passed."""
+def _time_since(moments: list[float], edges: Sequence[float], base: float) -> list[float]:
+    """The seconds since these moments between each edge and the next, summed over all moments that have passed."""
     moments.sort()
     sums = [0.0, *itertools.accumulate(moments)]
 
@@ -298,8 +313,7 @@ def _time_since(moments: list[float], times: Sequence[float], base: float) -> li
         num_passed = bisect.bisect_left(moments, time)
         return num_passed * time - sums[num_passed]
 
-    ends = [until(time - base) for time in times]
-    return [end - start for start, end in itertools.pairwise([0.0, *ends])]
+    return [end - start for start, end in itertools.pairwise([until(edge - base) for edge in edges])]
 
 
 def _fleet(samples: Sequence[FleetRow], times: Sequence[float]) -> Iterator[JsonRow]:

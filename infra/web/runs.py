@@ -12,6 +12,7 @@ Open pages learn what has changed: one task compares file sizes and heartbeats o
 
 import asyncio
 import contextlib
+import os
 import threading
 import tomllib
 from collections import OrderedDict
@@ -172,10 +173,14 @@ def _runs_in(root: Path) -> list[Path]:
     """Yields `root` itself if it is the directory of a run, otherwise the run directories in it."""
     if _is_run(root):
         return [root.resolve()]
+    whole = root.resolve()
     try:
-        return sorted(path.resolve() for path in root.iterdir() if _is_run(path))
+        with os.scandir(whole) as entries:
+            found = sorted((entry.name, entry.is_symlink()) for entry in entries)
     except OSError:
         return []
+    paths = [(whole / name).resolve() if is_link else whole / name for name, is_link in found]
+    return [path for path in paths if _is_run(path)]
 
 
 def _is_run(directory: Path) -> bool:
@@ -303,8 +308,13 @@ def _marks_of(runs: Mapping[str, OpenRun], statuses: Statuses) -> Iterator[tuple
 
 def _newest_segment(run: OpenRun) -> object:
     """Name and size of the newest segment of a store, the only one that grows; None if there is none."""
-    paths = segment.segments_in(run.directory / DIRECTORY)
     try:
-        return (paths[-1].name, paths[-1].stat().st_size) if paths else None
+        with os.scandir(run.directory / DIRECTORY) as files:
+            newest = max(
+                (file for file in files if file.name.endswith(segment.SUFFIX)),
+                key=lambda file: file.name,
+                default=None,
+            )
+        return newest and (newest.name, newest.stat().st_size)
     except OSError:
         return None

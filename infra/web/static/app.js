@@ -86,6 +86,7 @@ function schedule() {
     } catch (error) {
       if (refreshed === page && !main.querySelector(":scope > .notice")) main.prepend(notice(error.message));
     }
+    await new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)));
     rest = Math.min(LONGEST_REST_MS, Math.max(REFRESH_MS, REST * (performance.now() - began)));
     if (isAgain === true && refreshed === page) schedule();
   }, rest);

@@ -10,6 +10,7 @@ import { number } from "./format.js";
 
 const HEIGHT = 200;
 const PUBLISHED_PX = 5;
+const NEAR_PX = 400; // charts so far below or above what is seen are drawn
 const DRAG_PX = 6; // a shorter way of the mouse is a click
 export const STEPS = { log: false, smoothing: 0, range: null, formatX: number, label: "step", open: null, zoom: null };
 const MARGIN = { top: 10, right: 12, bottom: 24, left: 52 };
@@ -35,7 +36,8 @@ function scale(low, high, from, to) {
 }
 
 /**
- * A figure that draws itself again when its width changes.
+ * A figure that draws itself when it comes near to what the reader sees, and again when its width changes: a page of a long run has
+ * hundreds of thousands of points, most of them far below.
  *
  * `extent` is {x: [low, high], y: [low, high]}; `draw(plot)` returns SVG elements, where plot has x(), y(), bottom and width;
  * `xs` are the positions of the cursor, and `read(x)` says what is there. `legend` is a list of [name, class].
@@ -79,7 +81,7 @@ function frame({ title, extent, draw, xs, read, view, legend = [], marks = [], f
   }
 
   canvas.addEventListener("pointermove", (event) => {
-    if (!xs.length) return;
+    if (!xs.length || !plot) return;
     point(nearest(across(event)));
     if (pressed !== null) select(pressed, across(event));
   });
@@ -103,17 +105,35 @@ function frame({ title, extent, draw, xs, read, view, legend = [], marks = [], f
   canvas.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && cursor !== null) view.open?.(cursor);
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || !xs.length) return;
+    if (!by || !xs.length || !plot) return;
     event.preventDefault();
     const at = cursor === null ? (by > 0 ? -1 : xs.length) : xs.indexOf(cursor);
     point(xs[Math.min(xs.length - 1, Math.max(0, at + by))]);
   });
-  render();
-  new ResizeObserver(render).observe(canvas);
+  canvas.addEventListener("print", render);
+  whenNear(canvas, render);
   const about = [view.log && "logarithmic", view.smoothing > 0 && "smoothed"].filter(Boolean).join(", ");
   return element("figure", { class: view.open ? "chart opens" : "chart" },
     element("figcaption", {}, title, about ? element("small", {}, ` ${about}`) : ""), names, canvas, readout);
 }
+
+/** Call `render` when the element is near to what the reader sees, and then whenever its size changes. */
+function whenNear(canvas, render) {
+  const isNear = ({ top, bottom }) => bottom > -NEAR_PX && top < window.innerHeight + NEAR_PX;
+  let isDrawn = false;
+  const draw = () => {
+    isDrawn = true;
+    coming.disconnect();
+    render();
+  };
+  const coming = new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && draw(), { rootMargin: `${NEAR_PX}px` });
+  coming.observe(canvas);
+  // It is called before the page is painted, so a chart that is drawn anew does not vanish for a moment.
+  new ResizeObserver(() => (isDrawn || isNear(canvas.getBoundingClientRect())) && draw()).observe(canvas);
+}
+
+// Who prints a page wants all of it.
+window.addEventListener("beforeprint", () => document.querySelectorAll(".chart svg").forEach((one) => one.dispatchEvent(new Event("print"))));
 
 /** The coordinate of a height: logarithmic where the view and the values allow it. */
 function vertically(view, [low, high], bottom) {
@@ -228,20 +248,32 @@ function hasInterval({ low, high }) {
   return canBeDrawn(low) && canBeDrawn(high);
 }
 
+/** The points that can be seen: of each pixel's the one of least height and the one of most. */
+function thinned(points, plot, height) {
+  const found = new Map();
+  for (const point of points) {
+    const pixel = Math.round(plot.x(point.x));
+    const [least, most] = found.get(pixel) ?? [point, point];
+    found.set(pixel, [height(point) < height(least) ? point : least, height(point) > height(most) ? point : most]);
+  }
+  return [...found.values()].flatMap(([least, most]) => (least === most ? [least] : [least, most].sort((a, b) => a.x - b.x)));
+}
+
 function draw(plot, curve) {
   const name = curve.colour;
-  const at = ({ x, y }) => `${plot.x(x).toFixed(1)},${plot.y(y).toFixed(1)}`;
   const inside = (y) => Math.min(plot.bottom, Math.max(plot.top, plot.y(y)));
+  const along = (height, place = plot.y) => thinned(curve.points, plot, height)
+    .map((point) => `${plot.x(point.x).toFixed(1)},${place(height(point)).toFixed(1)}`);
+  const line = (height, kind) => svg("polyline", { class: `line ${name} ${curve.dashed ? "dashed" : ""} ${kind}`, points: along(height).join(" ") });
   const parts = [];
   if (curve.points.some(hasInterval)) {
-    const upper = curve.points.map((point) => `${plot.x(point.x)},${inside(hasInterval(point) ? point.high : point.y)}`);
-    const lower = curve.points.map((point) => `${plot.x(point.x)},${inside(hasInterval(point) ? point.low : point.y)}`);
+    const upper = along((point) => (hasInterval(point) ? point.high : point.y), inside);
+    const lower = along((point) => (hasInterval(point) ? point.low : point.y), inside);
     parts.push(svg("polygon", { class: `band ${name}`, points: [...upper, ...lower.reverse()].join(" ") }));
   }
   const isSmooth = curve.points.some((point) => point.smooth !== undefined);
-  parts.push(svg("polyline", { class: `line ${name} ${curve.dashed ? "dashed" : ""} ${isSmooth ? "raw" : ""}`, points: curve.points.map(at).join(" ") }));
-  if (isSmooth) parts.push(svg("polyline", { class: `line ${name} ${curve.dashed ? "dashed" : ""}`,
-    points: curve.points.map(({ x, smooth }) => at({ x, y: smooth })).join(" ") }));
+  parts.push(line((point) => point.y, isSmooth ? "raw" : ""));
+  if (isSmooth) parts.push(line((point) => point.smooth, ""));
   if (curve.dots || curve.points.length < 3)
     parts.push(...curve.points.flatMap((point) => [
       hasInterval(point) ? svg("line", { class: `whisker ${name}`, x1: plot.x(point.x), x2: plot.x(point.x), y1: inside(point.low), y2: inside(point.high) }) : "",

@@ -1,5 +1,6 @@
 """What the charts of a run show besides the numbers of its steps, held against what was worked out by hand."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,34 @@ async def test_each_step_has_the_use_of_slots_and_why_admission_was_closed(
     shown = await read(await serve(run_dir), f"/api/runs/{samples.RUN}/series")
     assert shown["steps"][0]["slots"] == {"running": 7.0, "paused": 0.0, "idle": 1.0}
     assert shown["steps"][0]["admission"] == {"open": 0.75, "lag": 0.25}
+
+
+async def test_what_is_asked_for_of_later_steps_alone_is_what_the_whole_run_says_of_them(
+    serve: Serve, run_dir: Path
+) -> None:
+    draw = random.Random(5)
+    enqueued = [1000.0 * draw.uniform(2, 9) for _ in range(200)]
+    rows = [
+        {
+            **{"request_id": f"r{number}", "group_id": f"g{number // 4}", "purpose": "train", "outcome": "submitted"},
+            **{"fate": "trained", "reward": float(draw.random() < 0.5), "num_turns": draw.randrange(9)},
+            **{"enqueued_at": at, "claimed_at": at + 300, "finished_at": at + 900, "at": at + 1500},
+        }
+        for number, at in enumerate(sorted(enqueued))
+    ]
+    append(run_dir, "episodes", *rows)
+    append(run_dir, "fleet", *({"at": 500.0 * one, "span_s": 500.0, "slots": 8, "running": one % 8} for one in range(3, 20)))
+    # A step can train what was settled long before it.
+    append(run_dir, "steps", *(step(number, [f"r{20 * number - 40}"]) for number in range(2, 10)))
+    client = await serve(run_dir)
+    whole = (await read(client, f"/api/runs/{samples.RUN}/series"))["steps"]
+    assert len(whole) == 9
+    for after in range(9):
+        late = (await read(client, f"/api/runs/{samples.RUN}/series", after=after))["steps"]
+        assert [row["step"] for row in late] == [*range(after + 1, 10)]
+        for one, same in zip(late, whole[after:], strict=True):
+            assert one.pop("places") == pytest.approx(same["places"], abs=1e-6)
+            assert one == {name: value for name, value in same.items() if name != "places"}
 
 
 async def test_resumes_and_engines_out_of_routing_are_marked(serve: Serve, run_dir: Path) -> None:

@@ -172,7 +172,8 @@ function stepsAsCsv({ steps }) {
 }
 
 export async function show(here) {
-  const others = (await get("/api/runs")).runs.filter((run) => run.id !== here.run && run.directory);
+  let known = await get("/api/runs");
+  const others = known.runs.filter((run) => run.id !== here.run && run.directory);
   const store = new Map();
   const top = element("div");
   const drawn = element("div");
@@ -202,7 +203,8 @@ export async function show(here) {
     paint();
   }
   async function refresh() {
-    const [{ runs }, status] = await Promise.all([get("/api/runs"), get(ofRun(here.run, "status"))]);
+    const [{ runs }, status] = await Promise.all([known ?? get("/api/runs", { only: here.run }), get(ofRun(here.run, "status"))]);
+    known = null;
     const run = runs.find((one) => one.id === here.run);
     redraw(top, ...(run ? [run.live === null ? notice(status.gone ?? "") : "", unwell({ ...status, pauses: run.live ? status.pauses : [] }), summary(run),
       status.queue && (run.live || status.queue.dead) ? flow(here.run, status) : ""]

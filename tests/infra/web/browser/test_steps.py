@@ -1,14 +1,19 @@
 """From a curve to its cause: the page of a step, and the controls of the curves."""
 
+import re
 from pathlib import Path
 
 import pytest
 from playwright.async_api import expect
 
+from tests.infra.web.browser.conftest import pages_of
 from tests.infra.web.browser.reader import Reader
-from tests.infra.web.browser.shown_runs import FINISHED
+from tests.infra.web.browser.shown_runs import FINISHED, begin_run
+from tests.infra.web.example_run import NO_REDIS, append, step
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PEAK = re.compile(r",1\d\d\.\d [\d.]+,10\.0 [\d.]+,1\d\d\.\d")  # one point at the top between two far below
 
 
 @pytest.mark.slow
@@ -73,6 +78,43 @@ async def test_a_part_of_a_curve_is_enlarged_in_all_charts_by_drawing_across_one
     await reader.page.get_by_role("button", name="Show all").click()
     assert await from_box.input_value() == ""
     assert len((await entropy.get_attribute("points") or "").split()) == 6
+
+
+@pytest.mark.slow
+async def test_a_curve_of_thousands_of_steps_has_as_many_points_as_can_be_seen_and_keeps_a_single_peak(
+    reader: Reader, tmp_path: Path
+) -> None:
+    begin_run(tmp_path, "long")
+    rows = (step(number, []) | {"entropy": 100.0 if number == 2718 else 0.4} for number in range(1, 5001))
+    append(tmp_path, "steps", *rows)
+    async with pages_of(tmp_path, NO_REDIS) as url:
+        await reader.open(f"{url}#/run/long?match=entropy")
+        curve = reader.page.get_by_role("img", name="Entropy").locator("polyline")
+        await expect(curve).to_have_attribute("points", PEAK)
+        heights = [one.split(",")[1] for one in (await curve.get_attribute("points") or "").split()]
+        width = await reader.page.evaluate("document.querySelector('.chart svg').clientWidth")
+        assert width / 2 < len(heights) < 2 * width
+        assert len(set(heights)) == 2
+        await reader.leave()
+
+
+@pytest.mark.slow
+async def test_charts_below_what_is_seen_are_drawn_when_they_come_near_and_when_the_page_is_printed(
+    reader: Reader, finished_url: str
+) -> None:
+    await reader.look(width=390, scheme="light")
+    await reader.open(f"{finished_url}#/run/{FINISHED}")
+    charts = reader.page.locator("figure.chart svg")
+    empty = reader.page.locator("figure.chart svg:empty")
+    num_undrawn = await empty.count()
+    assert 0 < num_undrawn < await charts.count()
+    await reader.page.emulate_media(media="print")
+    await reader.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    await expect(empty).to_have_count(0)
+    await reader.open(f"{finished_url}#/run/{FINISHED}")
+    await charts.last.scroll_into_view_if_needed()
+    await expect(charts.last.locator("text").first).to_be_attached()
+    assert 0 < await empty.count() < num_undrawn
 
 
 @pytest.mark.slow
