@@ -124,14 +124,15 @@ _PAIRS = [(Path(name).stem, name, discarded(Path(name)).name) for name in FILES.
 
 
 def sizes(directory: Path) -> dict[str, tuple[int, int]]:
-    """The size of each file of a journal and of its discarded part, by the file's stem: every appended or discarded row changes one of
+    """The size of each file in a journal and of its discarded part, by the file's stem: every appended or discarded row changes one of
     them.
     """
     found: dict[str, int] = {}
     # One listing instead of a question for each file: of hundreds of runs this is asked each second.
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as files:
         found = {file.name: file.stat().st_size for file in files}
-    return {stem: (found.get(name, 0), found.get(rest, 0)) for stem, name, rest in _PAIRS}
+    there = (pair for pair in _PAIRS if not found.keys().isdisjoint(pair))
+    return {stem: (found.get(name, 0), found.get(rest, 0)) for stem, name, rest in there}
 
 
 def series(journal: RunJournal, after: int = -1) -> JsonRow:

@@ -24,7 +24,7 @@ const NAVIGATION = [["run", "Run"], ["fleet", "Fleet"], ["rollouts", "Rollouts"]
   ["trained", "Who gets trained"], ["where", "Where time went"], ["recipe", "Recipe and logs"]];
 const PARENT = { step: "run", rollout: "rollouts", compare: "rollouts" };
 const REFRESH_MS = 2000;
-const REST = 20; // a page that takes long to draw is drawn less often: it works for a twentieth of the time
+const REST = 30; // a page that takes long to draw is drawn less often: it works for a thirtieth of the time
 const LONGEST_REST_MS = 60000;
 
 const main = document.getElementById("main");
