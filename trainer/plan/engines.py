@@ -25,6 +25,8 @@ from trainer.recipe import PlanRecipe, Recipe
 
 BYTES_PER_VALUE = 2  # weights and KV cache in bf16
 OPERATIONS_PER_WEIGHT = 2  # a multiplication and an addition; in FP8 too they are counted at the peak of bf16
+# SGLang gives layers with a window, in models that have other layers too, cache for this share of the tokens (--swa-full-tokens-ratio)
+WINDOWED_SHARE = 0.8
 STATE_BYTES_PER_VALUE = 4  # SGLang keeps the states of linear attention in fp32
 MEMORY_EFFICIENCY = 0.6  # share of the memory's peak speed that decoding reaches
 COMPUTE_EFFICIENCY = 0.5  # share of the peak of matrix products that reading prompts reaches
@@ -39,6 +41,8 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int  # this and the following are bytes of one GPU
     usable_bytes: int  # room for weights and KV cache
     kv_bytes_per_token: int
+    windowed_bytes_per_token: int  # what of them windowed layers would have without WINDOWED_SHARE
+    window: int | None  # number of positions that these layers read
     active_weight_bytes: int  # weights that one token needs
     active_weights: int  # the number of these
     state_bytes: int = 0  # what linear attention keeps of a request, however long it is
@@ -52,6 +56,12 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
         """The bytes of a GPU for one context."""
         return context_tokens * self.kv_bytes_per_token + self.state_bytes
 
+    def read_bytes(self, context_tokens: float) -> float:
+        """The bytes of a context that a GPU reads for its next token. Windowed layers read their window."""
+        whole = self.kv_bytes_per_token - WINDOWED_SHARE * self.windowed_bytes_per_token
+        in_window = min(context_tokens, self.window or context_tokens)
+        return context_tokens * whole + in_window * self.windowed_bytes_per_token + self.state_bytes
+
     def episodes_held(self, context_tokens: int) -> int:
         """The number of episodes whose contexts of `context_tokens` fit into the memory of all engines beside their weights."""
         free_bytes = max(self.usable_bytes - self.weight_bytes, 0)
@@ -62,7 +72,7 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
         device = self.gpus.device
         read_bytes = min(
             self.weight_bytes, self.active_weight_bytes * max(num_running, 1)
-        ) + num_running * self.context_bytes(context_tokens)
+        ) + num_running * self.read_bytes(context_tokens)
         operations = num_running * OPERATIONS_PER_WEIGHT * self.active_weights
         return max(
             read_bytes / (device.memory_bytes_per_s * MEMORY_EFFICIENCY),
@@ -93,7 +103,11 @@ def plan_engines(
         )
     # Each GPU holds at least one key-value head, so some are held twice where there are fewer heads than GPUs.
     kv_heads = max(architecture.num_key_value_heads / size, 1)
-    kv_bytes = 2 * architecture.num_attention_layers * kv_heads * architecture.head_width * BYTES_PER_VALUE
+    layer_bytes = 2 * kv_heads * architecture.head_width * BYTES_PER_VALUE
+    num_windowed = len(architecture.windowed_layers)
+    if num_windowed == architecture.num_attention_layers:
+        num_windowed = 0  # SGLang holds the whole context of a model whose layers all have a window
+    num_whole = architecture.num_attention_layers - num_windowed
     if fp8_except is not None:
         _check_fp8(architecture, size, gpus)
     active = num_active_parameters(architecture)
@@ -103,7 +117,9 @@ def plan_engines(
         gpus_per_engine=size,
         weight_bytes=_weight_bytes(architecture, fp8_except) // size,
         usable_bytes=int(gpus.device.memory_bytes * plan.engine_memory_share),
-        kv_bytes_per_token=int(kv_bytes),
+        kv_bytes_per_token=int(layer_bytes * (num_whole + WINDOWED_SHARE * num_windowed)),
+        windowed_bytes_per_token=int(layer_bytes * num_windowed),
+        window=architecture.window if num_windowed else None,
         active_weight_bytes=_weight_bytes(architecture, fp8_except, active_share(architecture)) // size,
         active_weights=active // size,
         state_bytes=_state_bytes(architecture) // size,

@@ -1,5 +1,6 @@
 """`python -m trainer.plan`, as people call it: what fits, what does not, by how much, and what would make it fit."""
 
+import json
 import re
 import subprocess
 import sys
@@ -180,6 +181,24 @@ def test_linear_attention_keeps_a_state_for_each_request_and_nothing_for_a_token
     free_bytes = engines.usable_bytes - engines.weight_bytes
     context_bytes = 32768 * engines.kv_bytes_per_token + engines.state_bytes
     assert engines.episodes_held(32768) == engines.num_engines * (free_bytes // context_bytes)
+
+
+def test_layers_with_a_window_have_less_cache_and_read_their_window_alone(recipe: Path) -> None:
+    engines = plan_of(recipe, "model=gpt-oss-20b", "learner.sequence_parallel=true").engines
+    layer_bytes = 2 * 8 * 64 * 2
+    # SGLang's own default: four fifths of the tokens for the half of the layers that has a window of 128.
+    assert engines.kv_bytes_per_token == int(layer_bytes * (12 + 0.8 * 12))
+    assert engines.read_bytes(32768) == pytest.approx(layer_bytes * 12 * (32768 + 128), abs=32768)
+    assert engines.read_bytes(100) == pytest.approx(layer_bytes * 24 * 100, abs=100)
+
+
+def test_a_model_whose_layers_all_have_a_window_is_held_and_read_whole(recipe: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    rest = {"intermediate_size": 14336, "vocab_size": 32000, "sliding_window": 4096, "max_position_embeddings": 32768}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral", "rms_norm_eps": 1e-5} | shape | rest))
+    engines = plan_of(recipe, f"model={tmp_path}").engines
+    assert engines.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    assert engines.read_bytes(32768) == 32768 * engines.kv_bytes_per_token
 
 
 def test_heads_are_held_twice_where_an_engine_has_more_gpus_than_key_value_heads(recipe: Path) -> None:
