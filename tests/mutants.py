@@ -39,6 +39,12 @@ LOSS, UPDATE = "trainer/learner/objectives/loss.py", "trainer/learner/update.py"
 FAMILIES, ATTENTION = "trainer/learner/families", "trainer/learner/attention.py"
 DELTA_RULE = "trainer/learner/delta_rule.py"
 MODEL, PARAMETERS = "trainer/learner/model.py", "trainer/learner/parameters.py"
+EXPERTS, DISPATCH, ROUTING = (
+    "trainer/learner/experts.py",
+    "trainer/learner/dispatch.py",
+    "trainer/learner/routing.py",
+)
+FP8, PRECISION = "trainer/learner/fp8.py", "trainer/learner/precision.py"
 PUBLISH, DELIVERIES = "trainer/weights/publish.py", "trainer/weights/deliveries.py"
 TRANSPORT = "trainer/weights/transport.py"
 TRAJECTORY = "pipeline/trajectory.py"
@@ -700,6 +706,161 @@ MUTANTS: dict[str, list[Mutant]] = {
             "LAYER_KINDS[layer % 2]",
             "LAYER_KINDS[(layer + 1) % 2]",
             "the other layers have windows",
+        ),
+    ],
+    "experts": [
+        Mutant(
+            EXPERTS,
+            "weight in zip(parts, weights, strict=True)])",
+            "weight in zip(parts, weights[::-1], strict=True)])",
+            "rows are multiplied by other experts' matrices",
+        ),
+        Mutant(
+            EXPERTS,
+            "parts = [bias * part for bias, part in zip(",
+            "parts = [bias + 0 * part for bias, part in zip(",
+            "biases of experts are not shared out",
+        ),
+        Mutant(
+            EXPERTS,
+            "weighted = (self._gated(joint) * shares).to(rows_RE.dtype)",
+            "weighted = self._gated(joint).to(rows_RE.dtype)",
+            "the share of an expert is forgotten",
+        ),
+        Mutant(
+            EXPERTS,
+            "up.clamp(-limit, limit)",
+            "up.clamp(max=limit)",
+            "the other half of a gate is clamped above alone",
+        ),
+        Mutant(
+            EXPERTS,
+            "(up + self.config.glu_linear_offset)",
+            "up",
+            "nothing is added to the other half of a gate",
+        ),
+        Mutant(
+            EXPERTS,
+            "weighted = (gradient * shares_R1).to(biases[0].dtype)",
+            "weighted = gradient.to(biases[0].dtype)",
+            "grouped gradients of biases forget the shares",
+        ),
+        Mutant(
+            EXPERTS,
+            "of_weights = F.grouped_mm(gradient.T, rows, offs=ends_G).unbind()",
+            "of_weights = F.grouped_mm(rows.T, gradient, offs=ends_G).unbind()",
+            "grouped gradients of weights are turned around",
+        ),
+        Mutant(
+            EXPERTS,
+            "ends_G, torch.arange(num_rows, device=ends_G.device), right=True",
+            "ends_G, torch.arange(num_rows, device=ends_G.device)",
+            "the last row of an expert has the next one's bias",
+        ),
+        Mutant(
+            DISPATCH,
+            "shares_R = probs.T.flatten().gather(0, choices.clamp(min=0)).where(choices >= 0, 0)",
+            "shares_R = probs.T.flatten().gather(0, choices.clamp(min=0))",
+            "rows that nobody chose have a share",
+        ),
+        Mutant(
+            DISPATCH,
+            "self._order = of_row.argsort(stable=True)",
+            "self._order = torch.arange(len(of_row))",
+            "rows of several processes are not sorted by expert",
+        ),
+        Mutant(
+            DISPATCH,
+            "counts[-1] += num_rows - counts.sum()",
+            "counts[0] += num_rows - counts.sum()",
+            "what is left over goes to the first expert",
+        ),
+        Mutant(
+            ROUTING,
+            "filled = np.full(shape, -1, np.int16)",
+            "filled = np.zeros(shape, np.int16)",
+            "padding goes to the first expert",
+        ),
+        Mutant(
+            ROUTING,
+            "return scores_LN.gather(1, experts_LK), experts_LK",
+            "return own_LK, experts_LK",
+            "replayed experts keep the scores of others",
+        ),
+        Mutant(
+            ROUTING,
+            "self._again.popleft() if is_backward",
+            "self._again[-1] if is_backward and self._again",
+            "layers that are computed again replay the newest micro-batch",
+        ),
+    ],
+    "fp8": [
+        Mutant(
+            FP8,
+            "blocks.abs().amax(dim=(1, 3)) / LARGEST",
+            "blocks.amax(dim=(1, 3)) / LARGEST",
+            "the scale of a block is that of its positive numbers",
+        ),
+        Mutant(
+            FP8,
+            "blocks.abs().amax(dim=(1, 3)) / LARGEST",
+            "blocks.abs().mean(dim=(1, 3)) / LARGEST",
+            "the scale of a block is that of its mean",
+        ),
+        Mutant(FP8, "torch.where(scales == 0, 1.0, scales)", "scales", "a block of zeros has the scale 0"),
+        Mutant(
+            FP8,
+            "[:rows, :columns].contiguous(), scales",
+            "[:rows, :columns].contiguous(), 1 / scales",
+            "scales are written as their inverse",
+        ),
+        Mutant(
+            FP8,
+            "return frozenset(name for name in tensors if scale_name(name) in tensors)",
+            "return frozenset(tensors)",
+            "every tensor counts as packed",
+        ),
+        Mutant(
+            FP8,
+            "(*map(scale_name, packed), *kept, *packed)",
+            "(*map(scale_name, packed), *packed, *kept)",
+            "packed tensors have the names of others",
+        ),
+        Mutant(
+            PRECISION,
+            "if not origin.endswith(_KEPT):",
+            "if True:",
+            "strengths and decays of linear attention are packed",
+        ),
+        Mutant(
+            PRECISION,
+            "return [(rows - 2 * keys,), (keys,), (keys,)]",
+            "return [(rows,), (keys,), (keys,)]",
+            "queries count the rows of keys and values",
+        ),
+        Mutant(
+            PRECISION,
+            "saved = matrix.num_values * (value_bytes - 1) - matrix.num_scales * SCALE_BYTES",
+            "saved = matrix.num_values * (value_bytes - 1)",
+            "scales take no bytes",
+        ),
+        Mutant(
+            PRECISION,
+            'if scale_format not in (None, "float"):',
+            "if False:",
+            "scales that are powers of two are taken",
+        ),
+        Mutant(
+            PRECISION,
+            "if matrix.num_heads else engine_gpus",
+            "if False else engine_gpus",
+            "key-value heads are divided below one",
+        ),
+        Mutant(
+            PRECISION,
+            'f".{one.strip(\'.\')}." in f".{matrix.module}."',
+            "one in matrix.module",
+            "a module is left out if its name has another's in it",
         ),
     ],
     "foreign": [

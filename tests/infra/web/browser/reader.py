@@ -10,8 +10,9 @@ AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 SHOWN = "main:not([aria-busy]) > h1"
 CONTROLS = "a[href], button:enabled, input:enabled, select:enabled, summary, [tabindex='0']"
 
-# A name for each control that no other has.
-NAME = "(one) => `${one.tagName} ${[...document.querySelectorAll('*')].indexOf(one)} ${one.textContent.slice(0, 40)}`"
+# A name for each control that no other has, and that a chart keeps when it is drawn.
+NAME = f"""(one) => [one.tagName, [...document.querySelectorAll("{CONTROLS}")].indexOf(one),
+    (one.getAttribute('aria-label') ?? one.textContent).slice(0, 40)].join(' ')"""
 FOCUSED = f"""() => {{
     const one = document.activeElement, look = getComputedStyle(one);
     if (one === document.body) return ['', 0];
