@@ -180,6 +180,17 @@ def test_logits_are_those_of_hugging_face(model_directory: Path, first_position:
 
 
 @pytest.mark.cpu_only
+def test_gates_of_gpt_oss_are_clamped_where_those_of_hugging_face_are(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, "gpt_oss", **GPT_OSS)
+    tensors = load_file(directory / "model.safetensors")
+    widened = {name: one * 200 if "gate_up_proj" in name else one for name, one in tensors.items()}
+    save_file(widened, directory / "model.safetensors", metadata={"format": "pt"})
+    tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
+    expected = reference_logits(directory, tokens)
+    torch.testing.assert_close(logits_of(directory, tokens), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.cpu_only
 def test_logits_at_far_positions_are_those_of_hugging_face_bit_for_bit(dense_directory: Path) -> None:
     tokens = torch.randint(0, 64, (40,), generator=torch.Generator().manual_seed(1))
     far = {"first_position": FAR_POSITION}
