@@ -120,7 +120,7 @@ class RunJournal:
         return sum(read for read, _ in found), sum(size for _, size in found)
 
 
-_PAIRS = [(Path(name).stem, name, discarded(Path(name)).name) for name in FILES.values()]
+_FILE_NAMES = [(Path(name).stem, name, discarded(Path(name)).name) for name in FILES.values()]
 
 
 def sizes(directory: Path) -> dict[str, tuple[int, int]]:
@@ -129,9 +129,9 @@ def sizes(directory: Path) -> dict[str, tuple[int, int]]:
     """
     found: dict[str, int] = {}
     # One listing instead of a question for each file: of hundreds of runs this is asked each second.
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as files:
+    with contextlib.suppress(OSError), os.scandir(directory) as files:
         found = {file.name: file.stat().st_size for file in files}
-    there = (pair for pair in _PAIRS if not found.keys().isdisjoint(pair))
+    there = (names for names in _FILE_NAMES if not found.keys().isdisjoint(names))
     return {stem: (found.get(name, 0), found.get(rest, 0)) for stem, name, rest in there}
 
 

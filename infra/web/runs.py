@@ -184,7 +184,10 @@ def _runs_in(root: Path) -> list[Path]:
 
 
 def _is_run(directory: Path) -> bool:
-    return (directory / RUN_FILE).is_file() or (directory / JOURNAL).is_dir()
+    # What this user may not read is not a run, and does not hide the others.
+    with contextlib.suppress(PermissionError):
+        return (directory / RUN_FILE).is_file() or (directory / JOURNAL).is_dir()
+    return False
 
 
 def _num_steps(directory: Path) -> int | None:

@@ -40,9 +40,9 @@ class EnginePlan(msgspec.Struct, frozen=True, kw_only=True):
     gpus_per_engine: int
     weight_bytes: int  # this and the following are bytes of one GPU
     usable_bytes: int  # room for weights and KV cache
-    kv_bytes_per_token: int
-    windowed_bytes_per_token: int  # what of them windowed layers would have without WINDOWED_SHARE
-    window: int | None  # number of positions that these layers read
+    kv_bytes_per_token: int  # cache that SGLang allocates for a token of context
+    windowed_bytes_per_token: int  # keys and values of a token in the layers that have a window
+    window: int | None  # number of positions that these layers attend to
     active_weight_bytes: int  # weights that one token needs
     active_weights: int  # the number of these
     state_bytes: int = 0  # what linear attention keeps of a request, however long it is

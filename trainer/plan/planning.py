@@ -80,16 +80,14 @@ def plan_storage(
     num_open = open_episodes(recipe)
     unacknowledged = recipe.checkpoint.every_steps * per_step + num_open
     parameters = num_parameters(architecture)
-    whole_bytes = parameters * WEIGHT_BYTES[recipe.learner.dtype]
+    value_bytes, base_bytes = WEIGHT_BYTES[recipe.learner.dtype], 0
+    whole_bytes = parameters * value_bytes
     trained = num_adapter_parameters(architecture, recipe.learner.lora) or parameters
     optimizer_bytes = OPTIMIZER_BYTES[recipe.learner.dtype]
     checkpoint_bytes = whole_bytes + trained * optimizer_bytes
-    base_bytes, weights_bytes = (
-        0,
-        version_bytes(architecture, value_bytes=WEIGHT_BYTES[recipe.learner.dtype], fp8_except=fp8_except),
-    )
+    weights_bytes = version_bytes(architecture, value_bytes=value_bytes, fp8_except=fp8_except)
     if recipe.weights.adapters == "alone":
-        base_bytes, weights_bytes = whole_bytes, trained * WEIGHT_BYTES[recipe.learner.dtype]
+        base_bytes, weights_bytes = whole_bytes, trained * value_bytes
     rollouts_bytes = _rollouts_bytes(recipe, per_step * trajectory_bytes)
     # One checkpoint and one version more than are kept exist while the next is written.
     written = (recipe.checkpoint.keep + 1) * checkpoint_bytes + (recipe.weights.keep + 1) * weights_bytes

@@ -31,6 +31,19 @@ async def test_a_journal_that_grows_is_told(serve: Serve, run_dir: Path) -> None
         assert await change(response) == (samples.RUN, "steps")
 
 
+async def test_a_run_whose_journal_is_no_directory_does_not_silence_the_others(
+    serve: Serve, run_dir: Path
+) -> None:
+    (run_dir.parent / "broken").mkdir()
+    (run_dir.parent / "broken" / "run.json").write_text(json.dumps({"run_id": "broken"}))
+    (run_dir.parent / "broken" / "journal").write_text("")
+    client = await serve(run_dir.parent)
+    async with client.get("/events") as response:
+        assert await response.content.readline() == b": open\n"
+        append(run_dir, "steps", step(2, []))
+        assert await change(response) == (samples.RUN, "steps")
+
+
 async def test_a_rollout_that_is_stored_is_told_to_every_page(serve: Serve, run_dir: Path) -> None:
     client = await serve(run_dir)
     async with client.get("/events") as first, client.get("/events") as second:
